@@ -1,0 +1,33 @@
+# From a fresh clone: `make demo` and `make test` make .venv, install what was tested, and run.
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS := dev
+
+.PHONY: demo test lint format bench clean
+
+# The stamp is newer than what decides the installation, so a second run installs nothing.
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/python examples/plan_tour.py
+
+test: .venv/installed
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+lint: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/installed
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,40 @@
+"""Timings that can be compared: warmed up, interleaved, and with their spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per call: the median and the quartiles around it."""
+
+    median: float
+    q1: float
+    q3: float
+
+
+def interleaved(
+    callables: Mapping[str, Callable[[], object]], repeats: int = 9, warmup: int = 2
+) -> dict[str, Timing]:
+    """Time each callable in turn, round after round, so that a slow moment strikes all alike."""
+    if repeats < 2:
+        raise ValueError(f"Expected at least 2 repeats for a spread, got {repeats}.")
+    for _ in range(warmup):
+        for call in callables.values():
+            call()
+    seconds: dict[str, list[float]] = {name: [] for name in callables}
+    for _ in range(repeats):
+        for name, call in callables.items():
+            start = perf_counter()
+            call()
+            seconds[name].append(perf_counter() - start)
+    return {name: _timing(values) for name, values in seconds.items()}
+
+
+def _timing(seconds: list[float]) -> Timing:
+    q1, median, q3 = statistics.quantiles(seconds, n=4, method="inclusive")
+    return Timing(median, q1, q3)

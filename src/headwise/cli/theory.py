@@ -1,0 +1,167 @@
+"""`headwise theory`: what the known theories say, as numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headwise.cli import parsing
+from headwise.cli.console import ForceFlag, JsonFlag, PlotFile, draw, show, table
+
+if TYPE_CHECKING:
+    from headwise.theory.estimators import Spectrum
+
+app = typer.Typer(help="What the known theories say about heads and widths.", no_args_is_help=True)
+
+Width = Annotated[int, typer.Option(help="Total width D, the sum of all head widths.")]
+TokenDim = Annotated[int, typer.Option(help="Width d of a token.")]
+Kernel = Annotated[
+    str | None, typer.Option(help="Weight of each lag, such as 1,0.5,0.25 (default: all 1).")
+]
+Vectors = Annotated[
+    Path | None,
+    typer.Option(
+        help="A .npy file of token vectors (tokens × width), whose measured spectrum replaces "
+        "--token-dim.",
+    ),
+]
+
+
+@app.command()
+def bound(
+    width: Width,
+    heads: Annotated[str, typer.Option(help="Heads per lag: 8, 1,2,4 or 1-80.")],
+    token_dim: Annotated[int | None, typer.Option(help="Width d of a token.")] = None,
+    lags: Annotated[int, typer.Option(help="How many lags the heads look at.")] = 1,
+    kernel: Kernel = None,
+    vectors: Vectors = None,
+    plot: PlotFile = None,
+    force: ForceFlag = False,
+    json: JsonFlag = False,
+) -> None:
+    """The error bound of arXiv 2510.03784 along a list of head counts.
+
+    Example: headwise theory bound --width 128 --token-dim 16 --heads 1-80 --plot bound.svg
+    """
+    from headwise.theory.bounds import bound_curve
+
+    counts = parsing.counts(heads, "--heads")
+    weights = parsing.numbers(kernel, "--kernel") if kernel else None
+    tokens = _tokens(token_dim, vectors)
+    curve = bound_curve(width, tokens, counts, lags=lags, kernel=weights)
+    vacuous = [value >= curve.zero_error for value in curve.bound]
+    document = {
+        "heads": list(curve.heads),
+        "bound": list(curve.bound),
+        "best": {"heads": curve.best.heads, "bound": curve.best.bound},
+        "head_dim": list(curve.head_dim),
+        "zero_error": curve.zero_error,
+        "vacuous": vacuous,
+    }
+    if plot:
+        draw(plot, lambda charts: charts.bound_chart(curve, width), force=force)
+    rows = [
+        (
+            str(h),
+            f"{dim:.4g}",
+            f"{value:.4f}",
+            "no" if v else "yes",
+            "◄" if h == curve.best.heads else "",
+        )
+        for h, dim, value, v in zip(curve.heads, curve.head_dim, curve.bound, vacuous, strict=True)
+    ]
+    title = f"Error bound, width {width}; lowest {curve.best.bound:.4f} at {curve.best.heads} heads"
+    columns = (">heads", ">head width", ">bound", "below predicting zero", "")
+    show(document, as_json=json, render=table(title, columns, rows))
+
+
+@app.command()
+def allocate(
+    width: Width,
+    kernel: Annotated[str, typer.Option(help="Weight of each lag, such as 1,1,1,1.")],
+    token_dim: Annotated[int | None, typer.Option(help="Width d of a token.")] = None,
+    vectors: Vectors = None,
+    json: JsonFlag = False,
+) -> None:
+    """The heads that minimise the error bound exactly, spending at most --width.
+
+    Example: headwise theory allocate --width 256 --token-dim 8 --kernel 1,1,1,1
+    """
+    from headwise.theory.allocation import allocate as best_allocation
+
+    weights = parsing.numbers(kernel, "--kernel")
+    best = best_allocation(width, _tokens(token_dim, vectors), weights)
+    document = {
+        "lags": best.lags,
+        "groups": [{"lag": g.lag, "heads": g.heads, "head_dim": g.head_dim} for g in best.groups],
+        "bound": best.bound,
+        "slack": best.slack,
+        "on_corner": best.on_corner,
+        "vacuous": best.vacuous,
+        "zero_error": best.zero_error,
+    }
+    corner = "on the corner head width = token width" if best.on_corner else "off the corner"
+    worth = "vacuous (no better than predicting zero)" if best.vacuous else "below predicting zero"
+    title = (
+        f"Bound {best.bound:.4f}, {worth} ({best.zero_error:g}); {corner}; "
+        f"{width - best.slack} of {width} spent"
+    )
+    rows = [(str(g.lag), str(g.heads), str(g.head_dim)) for g in best.groups]
+    show(document, as_json=json, render=table(title, (">lag", ">heads", ">head width"), rows))
+
+
+@app.command()
+def advise(
+    d_model: Annotated[int, typer.Option(help="Width of the model.")],
+    heads: Annotated[int, typer.Option(help="Attention heads in a layer.")],
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")],
+    context: Annotated[int, typer.Option(help="Tokens a head attends to.")],
+    eps: Annotated[float, typer.Option(help="Distortion the JL lemma may leave, in (0, 1).")] = 0.5,
+    json: JsonFlag = False,
+) -> None:
+    """Four views on one configuration: freedom, ensemble, Johnson–Lindenstrauss, theory.
+
+    Example: headwise theory advise --d-model 4096 --heads 32 --head-dim 128 --context 8192
+    """
+    from headwise.theory.advise import advise as views_on
+
+    views = views_on(d_model, heads, head_dim, context, eps=eps)
+    document = {
+        "views": [
+            {"name": v.name, "numbers": dict(v.numbers), "verdict": str(v.verdict), "why": v.why}
+            for v in views
+        ]
+    }
+    rows = [(v.name, str(v.verdict), v.why) for v in views]
+    title = f"{heads} heads of width {head_dim}, d_model {d_model}, context {context}"
+    show(document, as_json=json, render=table(title, ("view", "verdict", "why"), rows))
+
+
+def _tokens(token_dim: int | None, vectors: Path | None) -> int | Spectrum:
+    """White tokens of a width, or the measured spectrum of a file; exactly one is given."""
+    from headwise.errors import HeadwiseError
+
+    if (token_dim is None) == (vectors is None):
+        came = "neither" if vectors is None else "both"
+        raise HeadwiseError(f"One of --token-dim and --vectors is needed, got {came}; give one.")
+    if vectors is None:
+        assert token_dim is not None
+        return token_dim
+    import numpy as np
+
+    from headwise.theory.estimators import token_spectrum
+
+    try:
+        rows = np.load(vectors, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise HeadwiseError(
+            f"{vectors} must be a .npy file of numbers (tokens × width), but {error}; check it."
+        ) from error
+    if rows.ndim != 2 or rows.dtype.kind != "f":
+        raise HeadwiseError(
+            f"{vectors} must hold a matrix of floats (tokens × width), got {rows.dtype} of shape "
+            f"{rows.shape}; reshape or convert it."
+        )
+    return token_spectrum(rows)

@@ -1,0 +1,357 @@
+"""The data that flows through headwise: a model's shape, a plan for its attention, budgets, costs.
+
+    Plan ─┬─ shape    ModelShape: the Transformer around the attention, and its uniform heads
+          ├─ layers   LayerPlan × n_layers
+          │             └─ heads  HeadSpec × head groups
+          └─ origin   which command, versions and profile made it
+
+One key/value head with the query heads it serves is a *head group*:
+
+    queries = 1 (MHA)        queries = 3 (GQA)        one group, queries = n (MQA)
+    q  q  q  q               q q q   q q q            q q q q q q
+    │  │  │  │               └─┼─┘   └─┼─┘            └─┴─┼─┴─┴─┘
+    kv kv kv kv                kv      kv                 kv
+
+Everything here is frozen and hashable. Files are JSON with a format version; unknown keys are
+refused; equal neighbours are written once with a `repeat` count, so a uniform plan is short.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
+
+from headwise.errors import BudgetError, PlanError
+from headwise.plan_format import Frozen, expanded, first_problem, run_lengths
+
+PLAN_FORMAT: Literal["headwise-plan/1"] = "headwise-plan/1"
+
+Projection = Literal["learned", "identity"]
+Bias = Literal["query", "key", "value", "output"]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Amount = Annotated[int, Field(strict=True, ge=0)]
+
+
+class ModelShape(Frozen):
+    """A Transformer seen from its attention: sizes, the uniform heads it would have, the rest.
+
+    `n_heads`, `n_kv_heads`, `qk_dim` and `vo_dim` describe the dense, uniform model that shares
+    ("75%") refer to. `other_params` counts what the named fields do not (a pooler, token types).
+    """
+
+    family: str = "llama"
+    n_layers: Count
+    d_model: Count
+    context: Count
+    n_heads: Count
+    n_kv_heads: Count
+    qk_dim: Count
+    vo_dim: Count
+    attention_biases: tuple[Bias, ...] = ()
+    causal: bool = True
+    windows: tuple[Count | None, ...] = ()  # sliding window of each layer; () = none has one
+    vocab_size: Amount = 0
+    tied_embeddings: bool = True
+    lm_head: bool = True
+    learned_positions: Amount = 0
+    ffn_dim: Amount = 0
+    ffn_gated: bool = True
+    ffn_biases: bool = False
+    norm_biases: bool = False
+    norms_per_layer: Amount = 2
+    final_norm: bool = True
+    other_params: Amount = 0
+    kv_dtype_bytes: Count = 2
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"n_kv_heads must divide n_heads, got {self.n_kv_heads} and {self.n_heads}"
+            )
+        if self.windows and len(self.windows) != self.n_layers:
+            raise ValueError(
+                f"windows must be empty or have one entry per layer ({self.n_layers}), "
+                f"got {len(self.windows)}"
+            )
+        return self
+
+    @property
+    def queries(self) -> int:
+        """Query heads per key/value head in the uniform model."""
+        return self.n_heads // self.n_kv_heads
+
+
+class HeadSpec(Frozen):
+    """One head group: a key/value head and the `queries` query heads that share it.
+
+    `score_scale` multiplies q·k; None leaves it to the builder (1/√qk_dim for a new model, the
+    original scale for a cut one). `rotary_planes` are the indices of the rotary planes a cut head
+    keeps; None means all planes of its width.
+    """
+
+    qk_dim: Count
+    vo_dim: Count
+    queries: Count = 1
+    score_scale: Annotated[float, Field(gt=0)] | None = None
+    rotary_planes: tuple[Amount, ...] | None = None
+
+    @model_validator(mode="after")
+    def _planes_fit(self) -> Self:
+        planes = self.rotary_planes
+        if planes is None:
+            return self
+        if any(b <= a for a, b in itertools.pairwise(planes)):
+            raise ValueError(f"rotary_planes must rise strictly, got {list(planes)}")
+        if 2 * len(planes) > self.qk_dim:
+            raise ValueError(
+                f"{len(planes)} rotary planes need a qk_dim of at least {2 * len(planes)}, "
+                f"got {self.qk_dim}"
+            )
+        return self
+
+
+class LayerPlan(Frozen):
+    """The attention of one layer: its head groups, and which projections are learned."""
+
+    heads: Annotated[tuple[HeadSpec, ...], Field(min_length=1)]
+    query: Projection = "learned"
+    key: Projection = "learned"
+    value: Projection = "learned"
+    biases: tuple[Bias, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        return expanded(data, "heads")
+
+    @model_validator(mode="after")
+    def _identity_has_no_bias(self) -> Self:
+        if len(set(self.biases)) != len(self.biases):
+            raise ValueError(f"biases must not repeat, got {list(self.biases)}")
+        for side in self.identities:
+            if side in self.biases:
+                raise ValueError(f"an identity {side} projection has no bias, got one in biases")
+        return self
+
+    @field_serializer("heads", mode="plain")
+    def _pack(self, heads: tuple[HeadSpec, ...]) -> list[dict[str, Any]]:
+        return run_lengths(heads)
+
+    @property
+    def identities(self) -> tuple[Literal["query", "key", "value"], ...]:
+        """The projections that are the identity."""
+        return tuple(s for s in ("query", "key", "value") if getattr(self, s) == "identity")
+
+    @property
+    def n_queries(self) -> int:
+        """Query heads of the layer."""
+        return sum(h.queries for h in self.heads)
+
+    @property
+    def query_width(self) -> int:
+        """Numbers per token in all queries."""
+        return sum(h.queries * h.qk_dim for h in self.heads)
+
+    @property
+    def key_width(self) -> int:
+        """Numbers per token in all keys."""
+        return sum(h.qk_dim for h in self.heads)
+
+    @property
+    def value_width(self) -> int:
+        """Numbers per token in all values."""
+        return sum(h.vo_dim for h in self.heads)
+
+    @property
+    def output_width(self) -> int:
+        """Numbers per token that enter the output projection."""
+        return sum(h.queries * h.vo_dim for h in self.heads)
+
+
+class Origin(Frozen):
+    """Where a plan came from."""
+
+    command: str = ""
+    policy: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    profile_sha256: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @field_validator("versions", mode="before")
+    @classmethod
+    def _from_mapping(cls, data: Any) -> Any:
+        return tuple(data.items()) if isinstance(data, dict) else data
+
+    @field_serializer("versions", mode="plain")
+    def _to_mapping(self, versions: tuple[tuple[str, str], ...]) -> dict[str, str]:
+        return dict(versions)
+
+
+class Plan(Frozen):
+    """What the attention of every layer is to be: builds a model, cuts one, is drawn in reports."""
+
+    format: Literal["headwise-plan/1"] = PLAN_FORMAT
+    shape: ModelShape
+    layers: tuple[LayerPlan, ...]
+    origin: Origin = Origin()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        return expanded(data, "layers")
+
+    @model_validator(mode="after")
+    def _fits_shape(self) -> Self:
+        if len(self.layers) != self.shape.n_layers:
+            raise ValueError(
+                f"the shape has n_layers {self.shape.n_layers}, but {len(self.layers)} layers "
+                "are planned"
+            )
+        for i, layer in enumerate(self.layers):
+            for side in layer.identities:
+                width = getattr(layer, f"{side}_width")
+                if width != self.shape.d_model:
+                    raise ValueError(
+                        f"an identity {side} projection needs heads whose widths add up to "
+                        f"d_model {self.shape.d_model}, got {width} in layer {i}"
+                    )
+        return self
+
+    @field_serializer("layers", mode="plain")
+    def _pack(self, layers: tuple[LayerPlan, ...]) -> list[dict[str, Any]]:
+        return run_lengths(layers)
+
+    @classmethod
+    def uniform(cls, shape: ModelShape, origin: Origin | None = None) -> Plan:
+        """The dense plan: every layer with the shape's own uniform heads."""
+        head = HeadSpec(qk_dim=shape.qk_dim, vo_dim=shape.vo_dim, queries=shape.queries)
+        layer = LayerPlan(heads=(head,) * shape.n_kv_heads, biases=shape.attention_biases)
+        return cls(shape=shape, layers=(layer,) * shape.n_layers, origin=origin or Origin())
+
+    def to_json(self) -> str:
+        """The plan as the text of a plan file."""
+        return json.dumps({"format": self.format, **self.to_dict()}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "the plan") -> Plan:
+        """The plan in the text of a plan file; `source` names it in errors."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(
+                f"{source} must hold a JSON plan, but its JSON breaks off or is wrong at line "
+                f"{error.lineno}; restore the file or make the plan again."
+            ) from error
+        return cls.from_dict(data, source)
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "the plan") -> Plan:
+        """The plan in JSON-ready data; `source` names it in errors."""
+        if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT:
+            came = data.get("format", "no format") if isinstance(data, dict) else type(data)
+            raise PlanError(
+                f"{source} must be a JSON object with format {PLAN_FORMAT!r}, got {came!r}; "
+                "make it with `headwise plan new` or a version of headwise that reads it."
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            problem = first_problem(error, cls, _CHILDREN)
+            raise PlanError(f"{source} is not a valid plan: {problem}") from error
+
+
+_CHILDREN: dict[str, type[Frozen]] = {
+    "shape": ModelShape,
+    "layers": LayerPlan,
+    "heads": HeadSpec,
+    "origin": Origin,
+}
+
+Resource = Literal["attn_params", "total_params", "kv_bytes", "flops"]
+RESOURCES: tuple[Resource, ...] = ("attn_params", "total_params", "kv_bytes", "flops")
+RESOURCE_NAMES: dict[Resource, str] = {
+    "attn_params": "attention parameters",
+    "total_params": "total parameters",
+    "kv_bytes": "key-value bytes per token",
+    "flops": "FLOPs per token",
+}
+
+
+class Cost(Frozen):
+    """What a plan costs; `flops` are for one token that attends to `context` tokens."""
+
+    attn_params: int
+    total_params: int
+    kv_bytes: int
+    flops: int
+    context: int
+
+
+class Limit(Frozen):
+    """An upper limit: a share of the dense model's cost, or a number."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    amount: Count | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.share is None) == (self.amount is None):
+            raise ValueError("a limit is either a share or an amount")
+        return self
+
+    @classmethod
+    def parse(cls, text: str, name: str = "the budget") -> Limit:
+        """The limit in `75%`, `1200000`, `1.2M` or `1e6`; `name` says whose in errors."""
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([%kKMGTB]?)", text.strip())
+        number = float(match[1]) if match else math.nan
+        unit = match[2] if match else ""
+        if unit == "%" and 0 < number <= 100:
+            return cls(share=number / 100)
+        amount = number * _UNITS.get(unit, math.nan)
+        if math.isfinite(amount) and amount >= 1:
+            return cls(amount=int(amount))
+        hint = f"; write {number:.4g} as {100 * number:.4g}%" if 0 < amount < 1 else ""
+        raise BudgetError(
+            f"{name} must be a share above 0% and up to 100% (75%) or a number of at least 1 "
+            f"(1200000, 1.2M), got {text!r}{hint}."
+        )
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:g}%" if self.share is not None else f"{self.amount}"
+
+
+_UNITS = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+class Budget(Frozen):
+    """Upper limits on what a plan may cost; a resource left None is free."""
+
+    attn_params: Limit | None = None
+    total_params: Limit | None = None
+    kv_bytes: Limit | None = None
+    flops: Limit | None = None
+
+    @property
+    def limited(self) -> tuple[Resource, ...]:
+        """The resources that have a limit."""
+        return tuple(r for r in RESOURCES if getattr(self, r) is not None)
+
+    def amount(self, resource: Resource, dense: Cost) -> int:
+        """The most that may be spent of `resource`; shares refer to `dense`."""
+        limit: Limit | None = getattr(self, resource)
+        assert limit is not None
+        if limit.share is None:
+            assert limit.amount is not None
+            return limit.amount
+        whole: int = getattr(dense, resource)
+        # The 1e-6 forgives the float product (0.29 · 100 = 28.999999999999996).
+        return math.floor(limit.share * whole + 1e-6)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{RESOURCE_NAMES[r]} ≤ {getattr(self, r)}" for r in self.limited)

@@ -1,0 +1,186 @@
+"""The relaxation: what a budget could buy if steps were divisible, and the prices this implies.
+
+With a price λ per unit of each resource, no plan within the budgets `room` is worth more than
+
+    L(λ) = λ·room + Σ_items max_j (gain_j − λ·cost·steps_j),
+
+for any λ ≥ 0 (weak Lagrangian duality), so a bound proven here never depends on how well λ was
+found. The best λ is the dual of the linear relaxation over the steps of each item's concave hull.
+With one budget it is read off the steps sorted by gain per cost (Dantzig): the first that does not
+fit. With several, a linear program decides; see `_several_prices`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from headwise.planning._choices import Item, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """Prices, the bound they prove, and the option of each item in a plan near the optimum."""
+
+    prices: Float[np.ndarray, "resources"]
+    bound: float
+    start: Int[np.ndarray, "items"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rises:
+    """The hull steps of all items in a row: gain, cost, the item, and the option reached."""
+
+    gain: Float[np.ndarray, "rises"]
+    cost: Int[np.ndarray, "rises resources"]
+    item: Int[np.ndarray, "rises"]
+    option: Int[np.ndarray, "rises"]
+
+
+def relaxation(problem: Problem) -> Relaxation:
+    """The relaxed optimum of a problem with at least one item and one resource."""
+    rises = _rises(problem)
+    if len(problem.room) == 1:
+        density = rises.gain / rises.cost[:, 0]
+        order = np.argsort(-density, kind="stable")
+        fits = _fitting(rises, order, problem)
+        prices = density[order[fits : fits + 1]]
+    else:
+        prices = _several_prices(rises, problem)
+        worth = rises.cost @ prices
+        density = np.divide(rises.gain, worth, out=np.full(len(worth), np.inf), where=worth > 0)
+        order = np.argsort(-density, kind="stable")
+        fits = _fitting(rises, order, problem)
+    profit = rises.gain - rises.cost @ prices
+    bound = float(prices @ problem.room) + float(profit[profit > 0].sum())
+    start = np.zeros(len(problem.items), dtype=np.int64)
+    taken = order[:fits]
+    np.maximum.at(start, rises.item[taken], rises.option[taken])
+    return Relaxation(prices, bound, start)
+
+
+def _fitting(rises: _Rises, order: Int[np.ndarray, "rises"], problem: Problem) -> int:
+    """How many steps in this order can be taken before one does not fit."""
+    spent = np.cumsum(rises.cost[order], axis=0)
+    return int(np.count_nonzero((spent <= problem.room).all(axis=1)))
+
+
+def _hull(item: Item) -> Int[np.ndarray, "corners"]:
+    """The options on the upper concave hull (Andrew's monotone chain)."""
+    if item.concave:
+        return np.arange(len(item.steps))
+    steps, gains = item.steps.tolist(), item.gains.tolist()
+    corners = [0]
+    for j in range(1, len(steps)):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (gains[b] - gains[a]) * (steps[j] - steps[a]) > (gains[j] - gains[a]) * (
+                steps[b] - steps[a]
+            ):
+                break
+            corners.pop()
+        corners.append(j)
+    return np.array(corners)
+
+
+def _rises(problem: Problem) -> _Rises:
+    corners = [_hull(item) for item in problem.items]
+    owner = np.repeat(np.arange(len(corners)), [len(c) - 1 for c in corners])
+    pairs = list(zip(problem.items, corners, strict=True))
+    gain = np.concatenate([np.diff(item.gains[c]) for item, c in pairs])
+    width = np.concatenate([np.diff(item.steps[c]) for item, c in pairs])
+    option = np.concatenate([c[1:] for c in corners])
+    return _Rises(gain, problem.cost[owner] * width[:, None], owner, option)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """All steps whose cost points in one direction, best first, as one concave curve.
+
+    The relaxation cannot tell them apart: `amount` of the direction buys `gain`.
+    """
+
+    direction: Float[np.ndarray, "resources"]
+    density: Float[np.ndarray, "rises"]
+    amount: Float[np.ndarray, "rises+1"]
+    gain: Float[np.ndarray, "rises+1"]
+
+
+def _kinds(rises: _Rises, problem: Problem) -> list[_Kind]:
+    factor = np.gcd.reduce(problem.cost, axis=1)
+    directions, kind_of_item = np.unique(
+        problem.cost // factor[:, None], axis=0, return_inverse=True
+    )
+    kind = kind_of_item[rises.item]
+    axis = np.argmax(directions, axis=1)
+    amount = rises.cost[np.arange(len(kind)), axis[kind]] / directions[kind, axis[kind]]
+    density = rises.gain / amount
+    order = np.lexsort((-density, kind))
+    kinds = []
+    for direction, part in zip(
+        directions, np.split(order, np.cumsum(np.bincount(kind))[:-1]), strict=True
+    ):
+        total = [np.concatenate([[0.0], np.cumsum(x[part])]) for x in (amount, rises.gain)]
+        kinds.append(_Kind(direction / problem.room, density[part], *total))
+    return kinds
+
+
+def _several_prices(rises: _Rises, problem: Problem) -> Float[np.ndarray, "resources"]:
+    """Prices for several budgets, by a linear program whose steps are fine only where it matters.
+
+    A program with every step as a variable is slow, and only the steps near the margin decide. Each
+    kind of step starts in a few coarse pieces. The prices found say where each curve breaks (its
+    density falls below the price of its direction); pieces are split there, finer the nearer, and
+    the program is solved again until every break is the end of a piece: then no piece is worth
+    splitting and the prices are those of the full program.
+    """
+    kinds = _kinds(rises, problem)
+    ends = [np.unique(np.linspace(0, len(k.density), 9).astype(np.int64)) for k in kinds]
+    near = 2 ** np.arange(0, 20)
+    near = np.concatenate([-near, [0], near])
+    middle = float(np.median(np.concatenate([k.density / k.direction.sum() for k in kinds])))
+    prices, best = np.zeros(len(problem.room)), np.inf
+    for _ in range(20):
+        trial = _program(kinds, ends, middle)
+        value, settled = float(trial.sum()), True
+        for k, kind in enumerate(kinds):
+            at = int(np.count_nonzero(kind.density > trial @ kind.direction))
+            value += float(kind.gain[at] - trial @ kind.direction * kind.amount[at])
+            if at not in ends[k]:
+                settled = False
+                more = np.clip(at + near, 0, len(kind.density))
+                ends[k] = np.union1d(ends[k], more)
+        if value < best:
+            prices, best = trial, value
+        if settled:
+            break
+        middle = float(trial.max()) or middle
+    return prices / problem.room
+
+
+def _program(
+    kinds: list[_Kind], ends: list[Int[np.ndarray, "_"]], scale: float
+) -> Float[np.ndarray, "resources"]:
+    """The dual prices, per whole budget, of the relaxation with pieces that end at `ends`.
+
+    The solver's tolerances are absolute: each variable is scaled to a cost near 1, and gains by the
+    expected price.
+    """
+    from scipy.optimize import linprog
+
+    amount = np.concatenate([np.diff(k.amount[e]) for k, e in zip(kinds, ends, strict=True)])
+    gain = np.concatenate([np.diff(k.gain[e]) for k, e in zip(kinds, ends, strict=True)])
+    direction = np.repeat([k.direction for k in kinds], [len(e) - 1 for e in ends], axis=0)
+    size = direction.sum(axis=1)
+    worth = gain / (amount * size * scale)
+    solution = linprog(
+        -np.minimum(worth, 1e6),
+        A_ub=(direction / size[:, None]).T,
+        b_ub=np.ones(direction.shape[1]),
+        bounds=np.column_stack([np.zeros(len(size)), amount * size]),
+        method="highs",
+    )
+    assert solution.status == 0, solution.message
+    return np.maximum(-solution.ineqlin.marginals, 0.0) * scale

@@ -1,0 +1,127 @@
+"""What a plan costs: counted, not estimated.
+
+- attention parameters: weights and biases of the four projections (not norms).
+- total parameters: every number in the checkpoint; tied embeddings count once.
+- key-value bytes: what one token leaves in the cache, all layers together.
+- FLOPs: one new token that attends to `context` tokens; two per weight it is multiplied with and
+  two per cached number it is compared or mixed with. Norms, softmax, rotary positions, activations
+  and embedding look-ups are left out, as is usual.
+
+All four are linear in the head widths, which is what makes exact planning possible:
+`unit_cost` is the slope.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from headwise.errors import PlanError
+from headwise.plan import Cost, HeadSpec, LayerPlan, ModelShape, Plan, Resource
+
+Side = Literal["qk", "vo"]
+
+
+def cost(plan: Plan, context: int | None = None) -> Cost:
+    """The cost of a plan; `context` (default: the shape's) sets how many tokens one attends to."""
+    shape = plan.shape
+    context = shape.context if context is None else context
+    if context < 1:
+        raise PlanError(f"context must be at least 1, got {context}.")
+    attention = sum(layer_params(layer, shape.d_model) for layer in plan.layers)
+    flops = 2 * _outside_weights(shape)
+    for i, layer in enumerate(plan.layers):
+        weights = layer_weights(layer, shape.d_model)
+        mixed = layer.query_width + layer.output_width
+        flops += 2 * weights + 2 * reach(shape, i, context) * mixed
+    cached = sum(layer.key_width + layer.value_width for layer in plan.layers)
+    return Cost(
+        attn_params=attention,
+        total_params=attention + outside_params(shape),
+        kv_bytes=cached * shape.kv_dtype_bytes if shape.causal else 0,
+        flops=flops,
+        context=context,
+    )
+
+
+def dense_cost(shape: ModelShape, context: int | None = None) -> Cost:
+    """The cost of the uniform model that shares such as 75% refer to."""
+    return cost(Plan.uniform(shape), context)
+
+
+def reach(shape: ModelShape, layer: int, context: int) -> int:
+    """How many tokens a token of this layer attends to."""
+    window = shape.windows[layer] if shape.windows else None
+    return min(context, window) if window else context
+
+
+def layer_weights(layer: LayerPlan, d_model: int) -> int:
+    """Weights of the four projections of one layer, biases not counted."""
+    widths = {
+        "query": layer.query_width,
+        "key": layer.key_width,
+        "value": layer.value_width,
+        "output": layer.output_width,
+    }
+    return d_model * sum(w for side, w in widths.items() if side not in layer.identities)
+
+
+def layer_params(layer: LayerPlan, d_model: int) -> int:
+    """Weights and biases of the four projections of one layer."""
+    bias_widths = {
+        "query": layer.query_width,
+        "key": layer.key_width,
+        "value": layer.value_width,
+        "output": d_model,
+    }
+    return layer_weights(layer, d_model) + sum(bias_widths[side] for side in layer.biases)
+
+
+def outside_params(shape: ModelShape) -> int:
+    """Every parameter that is not in an attention projection."""
+    d = shape.d_model
+    norm = d * (2 if shape.norm_biases else 1)
+    embeddings = shape.vocab_size * d * (2 if shape.lm_head and not shape.tied_embeddings else 1)
+    ffn = _ffn_weights(shape)
+    if shape.ffn_biases:
+        ffn += shape.ffn_dim * (2 if shape.ffn_gated else 1) + d
+    per_layer = ffn + shape.norms_per_layer * norm
+    final = norm if shape.final_norm else 0
+    return (
+        embeddings
+        + shape.learned_positions * d
+        + shape.n_layers * per_layer
+        + final
+        + shape.other_params
+    )
+
+
+def unit_cost(
+    plan: Plan, layer_index: int, head: HeadSpec, side: Side, context: int
+) -> dict[Resource, int]:
+    """What one more dimension on one side of one head group costs, in each resource.
+
+    In a group of g query heads one dimension is g columns of the query (or output) matrix and one
+    column of the key (or value) matrix, and one cached number per token.
+    """
+    shape, layer, g = plan.shape, plan.layers[layer_index], head.queries
+    columns = {"query": g, "key": 1} if side == "qk" else {"value": 1, "output": g}
+    learned = sum(n for name, n in columns.items() if name not in layer.identities)
+    weights = learned * shape.d_model
+    # The output bias is as wide as the model, whatever the heads.
+    biases = sum(n for name, n in columns.items() if name in layer.biases and name != "output")
+    return {
+        "attn_params": weights + biases,
+        "total_params": weights + biases,
+        "kv_bytes": shape.kv_dtype_bytes if shape.causal else 0,
+        "flops": 2 * weights + 2 * reach(shape, layer_index, context) * g,
+    }
+
+
+def _ffn_weights(shape: ModelShape) -> int:
+    return shape.d_model * shape.ffn_dim * (3 if shape.ffn_gated else 2)
+
+
+def _outside_weights(shape: ModelShape) -> int:
+    """Weights outside the attention that every token is multiplied with."""
+    head = shape.vocab_size * shape.d_model if shape.lm_head else 0
+    return shape.n_layers * _ffn_weights(shape) + head

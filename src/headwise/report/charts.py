@@ -1,0 +1,103 @@
+"""Charts, one function per figure; one specification gives offline HTML, SVG and PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.artifacts import atomic_file
+from headwise.errors import HeadwiseError
+
+try:
+    import altair as alt
+    import vl_convert  # noqa: F401  (what turns a chart into a file)
+except ImportError as missing:
+    raise HeadwiseError(
+        "Charts need altair and vl-convert, which are not installed; "
+        "run: pip install 'headwise[plot]'."
+    ) from missing
+
+if TYPE_CHECKING:
+    from headwise.plan import Plan
+    from headwise.theory.bounds import BoundCurve
+
+Chart = alt.TopLevelMixin
+ENDINGS = (".png", ".svg", ".html")
+MOST_LABELLED_GROUPS = 24  # wider maps are too dense for numbers
+
+
+def bound_chart(curve: BoundCurve, width: int) -> Chart:
+    """The error bound by number of heads, its lowest point, and what predicting zero costs."""
+    rows = [
+        {"heads": h, "bound": b, "head width": d}
+        for h, b, d in zip(curve.heads, curve.bound, curve.head_dim, strict=True)
+    ]
+    best = {"heads": curve.best.heads, "bound": curve.best.bound}
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("heads:Q", title="heads per lag"),
+        y=alt.Y("bound:Q", title="error bound"),
+        tooltip=["heads:Q", "head width:Q", "bound:Q"],
+    )
+    line = base.mark_line(point=alt.OverlayMarkDef(size=18))
+    low = alt.Chart(alt.InlineData(values=[best])).encode(x="heads:Q", y="bound:Q")
+    mark = low.mark_point(size=120, color="#d62728", strokeWidth=2)
+    label = low.mark_text(align="left", dx=10, dy=-10, color="#d62728").encode(
+        text=alt.value(f"{best['heads']} heads: {best['bound']:.3f}")
+    )
+    zero = (
+        alt.Chart(alt.InlineData(values=[{"bound": curve.zero_error}]))
+        .mark_rule(strokeDash=[4, 4], color="#888")
+        .encode(y="bound:Q")
+    )
+    return alt.layer(line, zero, mark, label).properties(
+        title=f"Error bound at total width {width} (dashed: predicting zero)",
+        width=560,
+        height=300,
+    )
+
+
+def plan_chart(plan: Plan) -> Chart:
+    """Every head group's two widths as a layers × heads map, value-output beside query-key."""
+    rows: list[dict[str, Any]] = [
+        {"layer": i, "head group": j, "side": side, "width": width, "queries": head.queries}
+        for i, layer in enumerate(plan.layers)
+        for j, head in enumerate(layer.heads)
+        for side, width in (("query-key", head.qk_dim), ("value-output", head.vo_dim))
+    ]
+    full: int = max(row["width"] for row in rows)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("head group:O", axis=alt.Axis(labelAngle=0)), y=alt.Y("layer:O")
+    )
+    cells = base.mark_rect(stroke="white").encode(
+        color=alt.Color("width:Q", scale=alt.Scale(scheme="viridis", domain=[0, full])),
+        tooltip=["layer:O", "head group:O", "width:Q", "queries:Q"],
+    )
+    numbers = base.mark_text(fontSize=9).encode(
+        text="width:Q",
+        color=alt.condition(f"datum.width > {full / 2}", alt.value("black"), alt.value("white")),
+    )
+    shape = plan.shape
+    policy = f", policy {plan.origin.policy}" if plan.origin.policy else ""
+    groups = max(len(layer.heads) for layer in plan.layers)
+    few = groups <= MOST_LABELLED_GROUPS
+    layers = alt.layer(cells, numbers) if few else alt.layer(cells)
+    panel = layers.properties(width=22 * groups if few else 300, height=14 * shape.n_layers)
+    return panel.facet(column=alt.Column("side:N", title=None)).properties(
+        title=f"Head widths: {shape.n_layers} layers, d_model {shape.d_model}{policy}"
+    )
+
+
+def save_chart(chart: Chart, path: Path, *, force: bool = False) -> None:
+    """Write a chart as PNG, SVG or a self-contained HTML page, by the ending of `path`."""
+    kind = path.suffix.lower()
+    if kind not in ENDINGS:
+        raise HeadwiseError(f"A chart's file must end in {', '.join(ENDINGS)}, got {path.name!r}.")
+    with atomic_file(path, force=force) as temporary:
+        if kind == ".html":
+            temporary.write_text(chart.to_html(inline=True), encoding="utf-8")
+        elif kind == ".svg":
+            with temporary.open("w", encoding="utf-8") as text:
+                chart.save(text, format="svg")
+        else:
+            with temporary.open("wb") as binary:
+                chart.save(binary, format="png", scale_factor=2)

@@ -1,0 +1,153 @@
+"""Four views on one configuration of heads: what each says, and where it says nothing.
+
+Why not always more heads? Each view answers from another side. Two of them have no number to
+compare with, one gives a floor that grows with ln(context), and one gives a floor that grows
+with the context itself. They disagree; the reader decides, and sees each one's assumption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headwise.errors import TheoryError
+from headwise.theory.bottleneck import bottleneck_floor
+from headwise.theory.capacity import memorization
+from headwise.theory.floors import entropy_floor, jl_floor
+
+
+class Verdict(StrEnum):
+    """What a view concludes about a configuration."""
+
+    OK = "ok"
+    BELOW_FLOOR = "below floor"
+    DOES_NOT_APPLY = "does not apply"
+    NO_THRESHOLD = "no threshold"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view: its numbers by name, its verdict, and the sentence why."""
+
+    name: str
+    numbers: tuple[tuple[str, float | int], ...]
+    verdict: Verdict
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    d_model: int
+    heads: int
+    head_dim: int
+    context: int
+    eps: float
+
+
+def advise(
+    d_model: int, heads: int, head_dim: int, context: int, eps: float | int = 0.5
+) -> tuple[View, ...]:
+    """The four views, in the order freedom, ensemble, Johnson–Lindenstrauss, theory."""
+    for name, number in (
+        ("d_model", d_model),
+        ("heads", heads),
+        ("head_dim", head_dim),
+        ("context", context),
+    ):
+        if number < 1:
+            raise TheoryError(f"Expected {name} of at least 1, got {number}; pass a whole number.")
+    case = _Case(d_model, heads, head_dim, context, float(eps))
+    return (_freedom(case), _ensemble(case), _johnson_lindenstrauss(case), _theory(case))
+
+
+def _freedom(case: _Case) -> View:
+    free = 4 * case.d_model * case.heads * case.head_dim
+    tied = free // case.heads
+    numbers = (("heads", case.heads), ("weights", free), ("weights_if_tied", tied))
+    if case.heads == 1:
+        why = (
+            f"One head has nothing to be tied to: its {free:,} weights are all there is to choose."
+        )
+        return View("freedom", numbers, Verdict.DOES_NOT_APPLY, why)
+    why = (
+        f"Tying {case.heads} heads leaves one head's {tied:,} of {free:,} weights, so more heads "
+        "of one width only add freedom; the view names no number at which training becomes hard."
+    )
+    return View("freedom", numbers, Verdict.NO_THRESHOLD, why)
+
+
+def _ensemble(case: _Case) -> View:
+    share = case.head_dim / case.d_model
+    numbers = (("heads", case.heads), ("head_dim", case.head_dim), ("share_of_d_model", share))
+    if case.heads == 1:
+        why = f"One head of width {case.head_dim} is no ensemble."
+        return View("ensemble", numbers, Verdict.DOES_NOT_APPLY, why)
+    why = (
+        f"The layer adds up {case.heads} small models that each see {case.head_dim} of "
+        f"{case.d_model} directions ({share:.3g}); each must stay good enough alone, and the view "
+        "does not say how narrow that is."
+    )
+    return View("ensemble", numbers, Verdict.NO_THRESHOLD, why)
+
+
+def _johnson_lindenstrauss(case: _Case) -> View:
+    lemma, entropy = jl_floor(case.context, case.eps), entropy_floor(case.context)
+    numbers = (
+        ("eps", case.eps),
+        ("jl_threshold", lemma.threshold),
+        ("jl_width", lemma.width),
+        ("entropy_threshold", entropy.threshold),
+        ("entropy_width", entropy.width),
+    )
+    met, estimate_met = lemma.is_met(case.head_dim), entropy.is_met(case.head_dim)
+    second = (
+        f"the entropy estimate 8.33·ln {case.context} asks for {entropy.width} and is "
+        f"{'met' if estimate_met else 'not met'} by {case.head_dim}"
+    )
+    if not met and lemma.width > case.d_model:
+        verdict = Verdict.DOES_NOT_APPLY if estimate_met else Verdict.BELOW_FLOOR
+        first = (
+            f"The lemma asks for {lemma.width} for {case.context} tokens at eps {case.eps:g}, more "
+            f"than the d_model {case.d_model} at which nothing is lost, so it does not apply"
+        )
+    else:
+        verdict = Verdict.OK if met and estimate_met else Verdict.BELOW_FLOOR
+        first = (
+            f"A random projection of {case.context} tokens keeps all their distances to "
+            f"1 ± {case.eps:g} from width {lemma.width} on, and the head has {case.head_dim}, but "
+            "that is enough, not necessary: a learned projection can do with less"
+        )
+    return View("johnson-lindenstrauss", numbers, verdict, f"{first}; {second}.")
+
+
+def _theory(case: _Case) -> View:
+    # Only so many tokens can be linearly independent, which both theorems ask for.
+    covered = min(case.context, case.d_model)
+    floor = bottleneck_floor(covered)
+    memory = memorization(case.heads, case.head_dim, covered)
+    numbers = (
+        ("independent_tokens", covered),
+        ("bottleneck_width", floor.exact),
+        ("bottleneck_width_published", floor.published),
+        ("memorization_order", memory.order),
+    )
+    beyond = case.context > case.d_model
+    if case.head_dim < floor.exact:
+        verdict = Verdict.BELOW_FLOOR
+        first = (
+            f"Over {covered} independent tokens every attention pattern is reachable from width "
+            f"{floor.exact} on (published as {floor.published}), so {case.head_dim} misses some"
+        )
+    else:
+        verdict = Verdict.DOES_NOT_APPLY if beyond else Verdict.OK
+        first = f"Every attention pattern over {covered} independent tokens is reachable"
+    if beyond:
+        first += (
+            f", and the theorem ends there: {case.context} tokens of width {case.d_model} cannot "
+            "be independent"
+        )
+    second = (
+        f"memorization is at least of the order {case.heads}·min({covered}, {case.head_dim}) = "
+        f"{memory.order} examples, and wider heads {'raise' if memory.width_helps else 'leave'} it"
+    )
+    return View("theory", numbers, verdict, f"{first}; {second}.")

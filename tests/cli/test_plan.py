@@ -1,0 +1,119 @@
+import json
+
+import pytest
+
+from headwise.plan import Plan
+
+NEW = ["plan", "new", "--layers", "12", "--d-model", "768", "--heads", "12", "--context", "1024"]
+
+
+def test_a_plan_is_written_shown_and_counted(headwise, tmp_path):
+    path = tmp_path / "plan.json"
+    made = headwise(*NEW, "--attn-params", "75%", "--kv-bytes", "50%", "-o", path)
+    assert made.code == 0, made.err
+    plan = Plan.from_json(path.read_text())
+    assert plan.origin.command.startswith("headwise plan new --layers 12")
+    assert dict(plan.origin.versions).keys() >= {"headwise", "python", "numpy"}
+    assert plan.origin.policy == "theory"
+    shown = headwise("plan", "show", path)
+    assert "12 × 64/64" in shown.out
+    assert "50.0%" in shown.out
+    counted = json.loads(headwise("plan", "cost", path, "--json").out)
+    assert counted["share"]["kv_bytes"] == 0.5
+    assert counted["cost"]["kv_bytes"] == 18_432
+
+
+@pytest.mark.parametrize("policy", ["theory", "uniform", "linear"])
+def test_json_is_one_document(headwise, policy):
+    result = headwise(*NEW, "--attn-params", "75%", "--policy", policy, "--json")
+    document = json.loads(result.out)
+    assert document["share"]["attn_params"] <= 0.75
+    assert Plan.from_dict(document["plan"]).origin.policy == policy
+
+
+def test_context_changes_flops_only(headwise, tmp_path):
+    path = tmp_path / "plan.json"
+    headwise(*NEW, "-o", path)
+    near = json.loads(headwise("plan", "cost", path, "--context", "1", "--json").out)["cost"]
+    far = json.loads(headwise("plan", "cost", path, "--context", "4096", "--json").out)["cost"]
+    assert near["flops"] < far["flops"]
+    assert near["attn_params"] == far["attn_params"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--attn-params 130%", "--attn-params must be a share above 0% and up to 100%"),
+        ("--attn-params 0.75", "write 0.75 as 75%"),
+        ("--attn-params 75% --attn-params 50%", "got 75% and 50%, which contradict each other"),
+        ("--attn-params 1%", "smallest allowed plan costs"),
+        ("--kv-bytes 50% --min-dim 64", "smallest allowed plan costs"),
+        ("--policy theorie", "Did you mean 'theory'?"),
+        ("--family gtp2", "Did you mean 'gpt2'?"),
+        ("--identity querry", "Did you mean 'query'?"),
+        ("--kv-heads 5", "kv-heads must divide the number of heads 12, got 5"),
+        ("--token-dim 0", "token"),
+        ("--kernel a,b", "--kernel must be numbers separated by commas"),
+        ("--ffn-dim -3", "ffn_dim"),
+        ("--multiple-of 0", "multiple-of and min-dim must be at least 1"),
+        ("--layers 0", "layers must be a whole number of at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(headwise, words, message):
+    result = headwise(*NEW, *words.split())
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("Error: ")
+    assert result.err.count("\n") == 1
+    assert message in result.err
+
+
+def test_an_existing_plan_is_kept(headwise, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("precious")
+    refused = headwise(*NEW, "-o", path)
+    assert refused.code == 2
+    assert "exists already" in refused.err
+    assert path.read_text() == "precious"
+    failed = headwise(*NEW, "--attn-params", "1%", "-o", path, "--force")
+    assert failed.code == 2
+    assert path.read_text() == "precious"
+    assert headwise(*NEW, "-o", path, "--force").code == 0
+    assert Plan.from_json(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "does not exist; give the path of a plan file"),
+        ("{", "its JSON breaks off or is wrong at line 1"),
+        ("{}", "must be a JSON object with format 'headwise-plan/1'"),
+        ('{"format": "headwise-plan/1", "shpae": {}}', "Did you mean 'shape'?"),
+        (b"\xff\xfe\x00", "cannot be read as a plan file"),
+    ],
+)
+def test_bad_plan_files(headwise, tmp_path, text, message):
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for verb in ("show", "cost"):
+        result = headwise("plan", verb, path)
+        assert result.code == 2
+        assert message in result.err
+        assert result.err.count("\n") == 1
+
+
+def test_a_real_process_agrees(headwise_process, tmp_path):
+    done = headwise_process(*NEW, "--attn-params", "75%", "-o", tmp_path / "p.json", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["share"]["attn_params"] == 0.75
+    broken = headwise_process(*NEW, "--attn-params", "130%")
+    assert broken.returncode == 2
+    assert "Traceback" not in broken.stderr
+
+
+def test_an_unwritable_place_is_one_sentence(headwise, tmp_path):
+    (tmp_path / "file").touch()
+    result = headwise(*NEW, "-o", tmp_path / "file" / "plan.json")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
