@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "headwise"
 
 ROOMS = (
     "errors",
+    "devices",
     "plan_format",
     "plan",
     "artifacts",

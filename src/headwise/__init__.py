@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from headwise.nn import registration
+
 if TYPE_CHECKING:
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.plan import Budget as Budget
@@ -36,3 +38,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
+
+
+# So that AutoModelForCausalLM.from_pretrained knows headwise models; waits for transformers.
+registration.install()

@@ -12,12 +12,16 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headwise.errors import OutputError
+
+# safetensors and tokenizers report a full disk as errors of their own, with these words in them.
+_RUST_OS_ERROR = re.compile(r"\(os error \d+\)")
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
@@ -90,9 +94,12 @@ def _beside(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and not _RUST_OS_ERROR.search(str(error)):
+            raise
+        reason = getattr(error, "strerror", None) or error
         raise OutputError(
-            f"{path} could not be written ({error.strerror or error}); what stood there before is "
+            f"{path} could not be written ({reason}); what stood there before is "
             "untouched; free space or choose another place."
         ) from error
     finally:

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headwise import __version__
-from headwise.cli import plan, theory
+from headwise.cli import evaluate, generate, plan, theory, train
 from headwise.errors import HeadwiseError
 
 app = typer.Typer(
@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 app.add_typer(plan.app, name="plan")
 app.add_typer(theory.app, name="theory")
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("generate")(generate.generate)
 
 
 def _version(value: bool) -> None:

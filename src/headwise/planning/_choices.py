@@ -31,8 +31,8 @@ class Group:
     """The options that curves of one tie share: allowed units, their summed value, unit costs."""
 
     members: tuple[int, ...]
-    units: Int[np.ndarray, "options"]
-    values: Float[np.ndarray, "options"]
+    units: Int[np.ndarray, " options"]
+    values: Float[np.ndarray, " options"]
     unit_cost: tuple[int, ...]
 
 
@@ -46,12 +46,12 @@ class Item:
     """
 
     cost: tuple[int, ...]
-    steps: Int[np.ndarray, "options"]
-    gains: Float[np.ndarray, "options"]
+    steps: Int[np.ndarray, " options"]
+    gains: Float[np.ndarray, " options"]
     concave: bool
     groups: tuple[int, ...]
-    units: tuple[Int[np.ndarray, "_"], ...]
-    owner: Int[np.ndarray, "_"] | None = None
+    units: tuple[Int[np.ndarray, " _"], ...]
+    owner: Int[np.ndarray, " _"] | None = None
 
     def group_units(self, option: int) -> list[int]:
         """The units of each group when this option is chosen."""
@@ -61,37 +61,70 @@ class Item:
         return [int(units[count]) for units, count in zip(self.units, taken, strict=True)]
 
 
-def item(index: int, group: Group, room: Sequence[int]) -> Item:
-    """The useful options of a group that fit, alone, into what the least plan leaves (`room`)."""
-    first = int(group.units[0])
-    most = min((r // c for r, c in zip(room, group.unit_cost, strict=True) if c), default=None)
-    units, values = group.units, group.values
-    if most is not None and first + most < int(units[-1]):
-        fits = int(np.searchsorted(units, first + most, side="right"))
-        units, values = units[:fits], values[:fits]
+def items(groups: Sequence[Group], room: Sequence[int]) -> list[Item]:
+    """One item per group: the useful options that fit, alone, into what the least plan leaves."""
+    alike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+    for g, group in enumerate(groups):
+        alike.setdefault((group.units.tobytes(), group.unit_cost), []).append(g)
+    return [one for same in alike.values() for one in _same_grid(groups, same, room)]
+
+
+def _same_grid(groups: Sequence[Group], same: list[int], room: Sequence[int]) -> list[Item]:
+    """Items of groups with the same allowed units and costs, as rows of one matrix for speed."""
+    units, cost = groups[same[0]].units, groups[same[0]].unit_cost
+    most = min((r // c for r, c in zip(room, cost, strict=True) if c), default=None)
+    if most is not None and most < int(units[-1] - units[0]):
+        units = units[: int(np.searchsorted(units, units[0] + most, side="right"))]
+    steps, stride = _steps(units)
+    values = np.stack([groups[g].values[: len(units)] for g in same])
+    rise = values[:, 1:] - values[:, :-1]
+    noise = ROUND_OFF * np.abs(values).max(axis=1, keepdims=True)
+    simple = (rise > 0).all(axis=1) & (rise[:, 1:] - rise[:, :-1] <= noise).all(axis=1)
+    if int(steps[-1]) != len(steps) - 1:
+        simple[:] = False
+    gains = np.zeros_like(values)
+    gains[:, 1:] = np.cumsum(np.minimum.accumulate(rise, axis=1), axis=1)
+    step_cost = tuple(c * stride for c in cost)
+    return [
+        Item(step_cost, steps, gains[row], True, (g,), (units,))
+        if simple[row]
+        else _item(g, units, values[row], cost)
+        for row, g in enumerate(same)
+    ]
+
+
+def _item(
+    g: int,
+    units: Int[np.ndarray, " options"],
+    values: Float[np.ndarray, " options"],
+    cost: tuple[int, ...],
+) -> Item:
+    """Any curve: options that are not worth more than a cheaper one are dropped."""
+    best = np.maximum.accumulate(values)
+    kept = np.concatenate([[True], values[1:] > best[:-1]])
+    units, values = units[kept], values[kept]
+    steps, stride = _steps(units)
     rise = np.diff(values)
-    if (rise <= 0).any():  # costs more, not worth more
-        best = np.maximum.accumulate(values)
-        kept = np.concatenate([[True], values[1:] > best[:-1]])
-        units, values = units[kept], values[kept]
-        rise = np.diff(values)
-    steps = units - first
-    stride = int(np.gcd.reduce(steps)) or 1
-    steps = steps // stride
     noise = ROUND_OFF * float(np.abs(values).max())
     concave = int(steps[-1]) == len(steps) - 1 and bool((np.diff(rise) <= noise).all())
     gains = values - values[0]
     if concave:  # exactly, from here on
         gains = np.concatenate([[0.0], np.cumsum(np.minimum.accumulate(rise))])
-    cost = tuple(c * stride for c in group.unit_cost)
-    return Item(cost, steps, gains, concave, (index,), (units,))
+    return Item(tuple(c * stride for c in cost), steps, gains, concave, (g,), (units,))
 
 
-def merged(items: Sequence[Item]) -> list[Item]:
+def _steps(units: Int[np.ndarray, " options"]) -> tuple[Int[np.ndarray, " options"], int]:
+    """Units beyond the first, counted in the largest stride that divides them all."""
+    beyond = units - units[0]
+    stride = int(np.gcd.reduce(beyond)) or 1
+    return beyond // stride, stride
+
+
+def merged(choices: Sequence[Item]) -> list[Item]:
     """The same choices with concave items of equal step cost joined into one (see above)."""
     alike: dict[tuple[int, ...], list[Item]] = {}
     result = []
-    for choice in items:
+    for choice in choices:
         if choice.concave and len(choice.steps) > 1:
             alike.setdefault(choice.cost, []).append(choice)
         else:
@@ -100,37 +133,39 @@ def merged(items: Sequence[Item]) -> list[Item]:
         if len(same) == 1:
             result.append(same[0])
             continue
-        rises = np.concatenate([np.diff(one.gains) for one in same])
+        rises = np.concatenate([one.gains[1:] - one.gains[:-1] for one in same])
         owners = np.repeat(np.arange(len(same)), [len(one.gains) - 1 for one in same])
         order = np.argsort(-rises, kind="stable")
         gains = np.concatenate([[0.0], np.cumsum(rises[order])])
         groups = tuple(one.groups[0] for one in same)
         units = tuple(one.units[0] for one in same)
-        result.append(
-            Item(cost, np.arange(len(gains)), gains, True, groups, units, owners[order])
-        )
+        result.append(Item(cost, np.arange(len(gains)), gains, True, groups, units, owners[order]))
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Items that compete, in the resources that can bind, with every common factor removed."""
+    """Items that compete, in the resources that can bind, with every common factor removed.
+
+    `places` says where they stand among all items; the others take their last option for free.
+    """
 
     items: tuple[Item, ...]
+    places: tuple[int, ...]
     cost: Int[np.ndarray, "items resources"]
-    room: Int[np.ndarray, "resources"]
+    room: Int[np.ndarray, " resources"]
 
 
-def binding(items: Sequence[Item], room: Sequence[int], names: Sequence[str]) -> Problem:
+def binding(choices: Sequence[Item], room: Sequence[int], names: Sequence[str]) -> Problem:
     """Drop the resources that cannot bind, or that another one implies.
 
     Resource r is implied by s when every step takes a smaller share of r's room than of s's. In a
     model whose layers are alike, parameters, cached bytes and operations are proportional, so that
     three budgets are one.
     """
-    kinds = {choice.cost for choice in items if len(choice.steps) > 1}
+    kinds = {choice.cost for choice in choices if len(choice.steps) > 1}
     full = [
-        sum(choice.cost[r] * int(choice.steps[-1]) for choice in items) for r in range(len(room))
+        sum(choice.cost[r] * int(choice.steps[-1]) for choice in choices) for r in range(len(room))
     ]
     live = [r for r in range(len(room)) if full[r] > room[r]]
     for r in reversed(live.copy()):
@@ -138,7 +173,10 @@ def binding(items: Sequence[Item], room: Sequence[int], names: Sequence[str]) ->
             s != r and all(cost[r] * room[s] <= cost[s] * room[r] for cost in kinds) for s in live
         ):
             live.remove(r)
-    competing = tuple(c for c in items if len(c.steps) > 1 and any(c.cost[r] for r in live))
+    places = tuple(
+        i for i, c in enumerate(choices) if len(c.steps) > 1 and any(c.cost[r] for r in live)
+    )
+    competing = tuple(choices[i] for i in places)
     factor = {r: math.gcd(*(choice.cost[r] for choice in competing)) for r in live}
     for r in live:
         if full[r] // factor[r] >= 2**62:
@@ -149,6 +187,7 @@ def binding(items: Sequence[Item], room: Sequence[int], names: Sequence[str]) ->
     cost = [[choice.cost[r] // factor[r] for r in live] for choice in competing]
     return Problem(
         competing,
+        places,
         np.array(cost, dtype=np.int64).reshape(len(competing), len(live)),
         np.array([room[r] // factor[r] for r in live], dtype=np.int64),
     )

@@ -8,16 +8,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from headwise.planning._choices import Problem
-from headwise.planning._core import search
 from headwise.planning._relaxation import relaxation
+from headwise.planning._search import search
 
-WIDTHS = (1_000, 20_000, 400_000)
-"""States the search may hold at a time, in turn; a bound on work that, unlike a time limit, gives
-the same answer on every machine."""
+EFFORT = 5_000_000
+"""Pairs of states and options that the search may look at, a few seconds' worth; a bound on work
+that, unlike a time limit, gives the same answer on every machine."""
 
 
 def optimum(
-    problem: Problem, fixed: float, max_gap: float, noise: float, widths: tuple[int, ...]
+    problem: Problem, fixed: float, max_gap: float, noise: float, effort: int
 ) -> tuple[list[int], float]:
     """The option of every competing item, and by how much the optimum may be better."""
     if not problem.items:
@@ -26,12 +26,12 @@ def optimum(
     options = _filled(problem, relaxed.start, relaxed.prices)
     value = _gain(problem, options)
     bound = max(relaxed.bound, value)
-    for width in widths:
+    for part in (effort // 25, effort // 5, effort):
         enough = max(noise, max_gap * max(abs(fixed + value), abs(fixed + bound)))
         gap = relaxed.bound - value - enough
         if bound - value <= enough or gap <= 0:
             break
-        found = search(problem, relaxed, gap, width)
+        found = search(problem, relaxed, gap, part)
         if found.options is not None:
             options, value = found.options, _gain(problem, found.options)
         bound = max(value, min(bound, relaxed.bound - found.missed))
@@ -40,15 +40,15 @@ def optimum(
 
 def _filled(
     problem: Problem,
-    start: Int[np.ndarray, "items"],
-    prices: Float[np.ndarray, "resources"],
-) -> Int[np.ndarray, "items"]:
+    start: Int[np.ndarray, " items"],
+    prices: Float[np.ndarray, " resources"],
+) -> Int[np.ndarray, " items"]:
     """More steps, best gain per price first, until no item's next option fits."""
     options = start.copy()
     steps = np.array([one.steps[o] for one, o in zip(problem.items, options, strict=True)])
     left = problem.room - steps @ problem.cost
     assert (left >= 0).all()
-    prices = np.maximum(prices, 1e-9 * float(prices.max()) + 1e-300)
+    prices = np.maximum(prices, 1e-9 * float(prices.max()) or 1.0)  # nothing is free
     ahead = np.zeros(len(options), dtype=np.int64)  # steps to the next option; 0 if there is none
     worth = np.zeros(len(options))
 
@@ -71,7 +71,5 @@ def _filled(
         look(i)
 
 
-def _gain(problem: Problem, options: Int[np.ndarray, "items"]) -> float:
-    return math.fsum(
-        float(one.gains[o]) for one, o in zip(problem.items, options, strict=True)
-    )
+def _gain(problem: Problem, options: Int[np.ndarray, " items"]) -> float:
+    return math.fsum(float(one.gains[o]) for one, o in zip(problem.items, options, strict=True))

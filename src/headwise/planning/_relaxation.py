@@ -24,19 +24,19 @@ from headwise.planning._choices import Item, Problem
 class Relaxation:
     """Prices, the bound they prove, and the option of each item in a plan near the optimum."""
 
-    prices: Float[np.ndarray, "resources"]
+    prices: Float[np.ndarray, " resources"]
     bound: float
-    start: Int[np.ndarray, "items"]
+    start: Int[np.ndarray, " items"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Rises:
     """The hull steps of all items in a row: gain, cost, the item, and the option reached."""
 
-    gain: Float[np.ndarray, "rises"]
+    gain: Float[np.ndarray, " rises"]
     cost: Int[np.ndarray, "rises resources"]
-    item: Int[np.ndarray, "rises"]
-    option: Int[np.ndarray, "rises"]
+    item: Int[np.ndarray, " rises"]
+    option: Int[np.ndarray, " rises"]
 
 
 def relaxation(problem: Problem) -> Relaxation:
@@ -61,13 +61,13 @@ def relaxation(problem: Problem) -> Relaxation:
     return Relaxation(prices, bound, start)
 
 
-def _fitting(rises: _Rises, order: Int[np.ndarray, "rises"], problem: Problem) -> int:
+def _fitting(rises: _Rises, order: Int[np.ndarray, " rises"], problem: Problem) -> int:
     """How many steps in this order can be taken before one does not fit."""
     spent = np.cumsum(rises.cost[order], axis=0)
     return int(np.count_nonzero((spent <= problem.room).all(axis=1)))
 
 
-def _hull(item: Item) -> Int[np.ndarray, "corners"]:
+def _hull(item: Item) -> Int[np.ndarray, " corners"]:
     """The options on the upper concave hull (Andrew's monotone chain)."""
     if item.concave:
         return np.arange(len(item.steps))
@@ -102,10 +102,10 @@ class _Kind:
     The relaxation cannot tell them apart: `amount` of the direction buys `gain`.
     """
 
-    direction: Float[np.ndarray, "resources"]
-    density: Float[np.ndarray, "rises"]
-    amount: Float[np.ndarray, "rises+1"]
-    gain: Float[np.ndarray, "rises+1"]
+    direction: Float[np.ndarray, " resources"]
+    density: Float[np.ndarray, " rises"]
+    amount: Float[np.ndarray, " rises+1"]
+    gain: Float[np.ndarray, " rises+1"]
 
 
 def _kinds(rises: _Rises, problem: Problem) -> list[_Kind]:
@@ -127,7 +127,7 @@ def _kinds(rises: _Rises, problem: Problem) -> list[_Kind]:
     return kinds
 
 
-def _several_prices(rises: _Rises, problem: Problem) -> Float[np.ndarray, "resources"]:
+def _several_prices(rises: _Rises, problem: Problem) -> Float[np.ndarray, " resources"]:
     """Prices for several budgets, by a linear program whose steps are fine only where it matters.
 
     A program with every step as a variable is slow, and only the steps near the margin decide. Each
@@ -157,12 +157,12 @@ def _several_prices(rises: _Rises, problem: Problem) -> Float[np.ndarray, "resou
         if settled:
             break
         middle = float(trial.max()) or middle
-    return prices / problem.room
+    return np.asarray(prices / problem.room)
 
 
 def _program(
-    kinds: list[_Kind], ends: list[Int[np.ndarray, "_"]], scale: float
-) -> Float[np.ndarray, "resources"]:
+    kinds: list[_Kind], ends: list[Int[np.ndarray, " _"]], scale: float
+) -> Float[np.ndarray, " resources"]:
     """The dual prices, per whole budget, of the relaxation with pieces that end at `ends`.
 
     The solver's tolerances are absolute: each variable is scaled to a cost near 1, and gains by the
@@ -179,8 +179,9 @@ def _program(
         -np.minimum(worth, 1e6),
         A_ub=(direction / size[:, None]).T,
         b_ub=np.ones(direction.shape[1]),
-        bounds=np.column_stack([np.zeros(len(size)), amount * size]),
+        bounds=[(0.0, most) for most in (amount * size).tolist()],
         method="highs",
     )
-    assert solution.status == 0, solution.message
-    return np.maximum(-solution.ineqlin.marginals, 0.0) * scale
+    if solution.status != 0:  # no prices: the bound is valid, if loose
+        return np.zeros(direction.shape[1])
+    return np.asarray(np.maximum(-solution.ineqlin.marginals, 0.0) * scale)

@@ -21,7 +21,7 @@ linear and theory contradict each other; which one is right is for measurement t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +29,6 @@ import numpy as np
 
 from headwise.errors import BudgetError, PlanError, did_you_mean
 from headwise.plan import (
-    RESOURCE_NAMES,
     Budget,
     HeadSpec,
     LayerPlan,
@@ -38,8 +37,8 @@ from headwise.plan import (
     Origin,
     Plan,
 )
-from headwise.planning.cost import Side, cost, dense_cost, unit_cost
-from headwise.planning.solver import Curve, solve
+from headwise.planning.cost import cost, dense_cost
+from headwise.planning.widths import Part, Place, WidthCurve, best_widths
 from headwise.theory.allocation import allocate
 
 LAST_LAYER_WEIGHT = 0.25
@@ -187,45 +186,29 @@ def _fitted(
     budget: Budget,
     rules: Rules,
     *,
-    tie: Callable[[int, HeadSpec], object],
+    tie: Callable[[int, HeadSpec], Hashable],
     weight: Callable[[int], float],
     origin: Origin,
     whole_layers: int = 0,
 ) -> Plan:
     """The template with its widths cut to the budget, by the one solver."""
-    shape, context = template.shape, rules.context or template.shape.context
-    resources = budget.limited
+    context = rules.context or template.shape.context
     frozen = {"qk" if side != "value" else "vo" for side in rules.identity}
-    where: list[tuple[int, int, Side]] = []
-    curves: list[Curve] = []
-    sides: tuple[Side, ...] = ("qk", "vo")
+    curves: dict[Place, WidthCurve] = {}
+    parts: tuple[Part, ...] = ("qk", "vo")
     for i, layer in enumerate(template.layers):
         for j, head in enumerate(layer.heads):
-            for side in sides:
-                width: int = getattr(head, f"{side}_dim")
-                whole = side in frozen or i < whole_layers
-                unit = unit_cost(template, i, head, side, context)
-                where.append((i, j, side))
-                curves.append(
-                    Curve(
-                        values=weight(i) * _harmonic(width),
-                        unit_cost=tuple(unit[r] for r in resources),
-                        floor=width if whole else rules.floor(width),
-                        multiple_of=rules.multiple_of,
-                        tie=(side, i, j) if whole else tie(i, head),
-                    )
+            for part in parts:
+                width: int = getattr(head, f"{part}_dim")
+                whole = part in frozen or i < whole_layers
+                curves[i, j, part] = WidthCurve(
+                    values=weight(i) * _harmonic(width),
+                    floor=width if whole else rules.floor(width),
+                    multiple_of=rules.multiple_of,
+                    tie=(part, i, j) if whole else tie(i, head),
                 )
-    # What no width changes (embeddings, MLPs, output biases) is one more curve without a choice.
-    full, dense = cost(template, context), dense_cost(shape, context)
-    fixed = tuple(
-        getattr(full, r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in curves)
-        for k, r in enumerate(resources)
-    )
-    curves.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))
-    limits = tuple(budget.amount(r, dense) for r in resources)
-    names = tuple(RESOURCE_NAMES[r] for r in resources)
-    units = solve(curves, limits, resources=names).units
-    return _resized(template, dict(zip(where, units[:-1], strict=True)), origin)
+    widths, _ = best_widths(template, budget, context, curves)
+    return _resized(template, widths, origin)
 
 
 def _harmonic(width: int) -> np.ndarray:
@@ -234,7 +217,7 @@ def _harmonic(width: int) -> np.ndarray:
     return np.concatenate([[0.0], steps / steps[-1]])
 
 
-def _resized(plan: Plan, widths: dict[tuple[int, int, Side], int], origin: Origin) -> Plan:
+def _resized(plan: Plan, widths: dict[Place, int], origin: Origin) -> Plan:
     layers = []
     for i, layer in enumerate(plan.layers):
         heads = tuple(

@@ -3,10 +3,10 @@
 Every curve says what keeping 0, 1, …, U units is worth and what a unit costs in each resource. That
 is a multiple-choice knapsack with one or several constraints. It is solved in four moves:
 
-    curves ─► choices ─► relaxation ─► greedy plan ─► core search ─► allocation
-            (_choices)  (_relaxation:  (value from     (_core: closes the gap,
-                         bound from     below)          or proves what is left)
-                         above)
+    curves ─► choices ─► relaxation ─► greedy plan ─► search ─► allocation
+            (_choices)  (_relaxation:  (_optimum:      (_core, _search: closes the gap,
+                         a bound from   a value from    or proves what is left of it)
+                         above)         below)
 
 Costs and budgets are integers throughout, so nothing is ever over budget by rounding. The result is
 deterministic. It is exact (up to float64 round-off) whenever `exact` is true, and then more budget
@@ -18,13 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from headwise.errors import BudgetError
-from headwise.planning._choices import Group, binding, item, merged
-from headwise.planning._optimum import WIDTHS, optimum
+from headwise.planning._choices import Group, binding, items, merged
+from headwise.planning._optimum import EFFORT, optimum
+
+HUGE = 1e290
+"""Values from here on are refused, so that their sums stay finite."""
 
 ROUND_OFF = 1e-12
 """Differences below this share of the values involved are not looked for."""
@@ -40,22 +44,28 @@ class Curve:
     sensitivities sorted from large to small give, are solved fastest.
     """
 
-    values: Float[np.ndarray, "options"]
+    values: Float[np.ndarray, " options"]
     unit_cost: tuple[int, ...]
     floor: int = 0
     ceiling: int | None = None
     multiple_of: int = 1
     tie: Hashable | None = None
 
-    def allowed(self) -> Int[np.ndarray, "allowed"]:
+    def allowed(self) -> Int[np.ndarray, " allowed"]:
         """The allowed numbers of units, ascending."""
-        full = len(self.values) - 1
-        top = full if self.ceiling is None else min(self.ceiling, full)
-        bottom = -(-self.floor // self.multiple_of) * self.multiple_of
-        units = np.arange(bottom, top + 1, self.multiple_of)
-        if top == full and full % self.multiple_of and self.floor <= full:
-            units = np.append(units, full)
-        return units
+        return _allowed(len(self.values) - 1, self.floor, self.ceiling, self.multiple_of)
+
+
+@cache
+def _allowed(
+    full: int, floor: int, ceiling: int | None, multiple_of: int
+) -> Int[np.ndarray, " allowed"]:
+    top = full if ceiling is None else min(ceiling, full)
+    units = np.arange(-(-floor // multiple_of) * multiple_of, top + 1, multiple_of)
+    if top == full and full % multiple_of and floor <= full:
+        units = np.append(units, full)
+    units.flags.writeable = False
+    return units
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,8 @@ class Allocation:
     @property
     def gap(self) -> float:
         """How far from the optimum the value can be at most, as a share of the bound."""
-        return _relative(self.value, self.bound)
+        size = max(abs(self.value), abs(self.bound))
+        return (self.bound - self.value) / size if size else 0.0
 
 
 def solve(
@@ -80,16 +91,47 @@ def solve(
     *,
     max_gap: float = 0.0,
     resources: tuple[str, ...] | None = None,
-    widths: tuple[int, ...] = WIDTHS,
+    effort: int = EFFORT,
 ) -> Allocation:
     """The units of highest total value that spend at most `budgets[r]` of every resource r.
 
     A `max_gap` above 0 stops as soon as that relative gap is proven. `resources` are names for the
-    error messages.
+    error messages. `effort` bounds the work (see `_optimum`); one budget, or several over a few
+    kinds of layers, are solved exactly long before it is used up.
     """
     names = resources or tuple(f"resource {r}" for r in range(len(budgets)))
     _check(curves, budgets, names)
     groups = _groups(curves)
+    room = _room(groups, budgets, names)
+    choices = merged(items(groups, room))
+    problem = binding(choices, room, names)
+
+    competing = set(problem.places)
+    options = [len(one.steps) - 1 for one in choices]  # all, unless they compete
+    fixed = math.fsum(float(group.values[0]) for group in groups) + math.fsum(
+        float(one.gains[-1]) for i, one in enumerate(choices) if i not in competing
+    )
+    noise = ROUND_OFF * sum(float(np.abs(group.values).max()) for group in groups)
+    best, missing = optimum(problem, fixed, max_gap, noise, effort)
+    for place, option in zip(problem.places, best, strict=True):
+        options[place] = option
+
+    units = [0] * len(curves)
+    for one, option in zip(choices, options, strict=True):
+        for g, count in zip(one.groups, one.group_units(option), strict=True):
+            for member in groups[g].members:
+                units[member] = count
+    spent = _spent([(c.unit_cost, u) for c, u in zip(curves, units, strict=True)], len(budgets))
+    assert all(s <= b for s, b in zip(spent, budgets, strict=True))
+    value = math.fsum(float(c.values[u]) for c, u in zip(curves, units, strict=True))
+    exact = missing <= 2 * noise
+    return Allocation(tuple(units), value, value if exact else value + missing, spent, exact)
+
+
+def _room(
+    groups: Sequence[Group], budgets: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[int, ...]:
+    """What the smallest allowed plan leaves of each budget."""
     least = _spent([(g.unit_cost, int(g.units[0])) for g in groups], len(budgets))
     for name, cost, budget in zip(names, least, budgets, strict=True):
         if cost > budget:
@@ -97,32 +139,7 @@ def solve(
                 f"The budget for {name} is {budget}, but the smallest allowed plan costs {cost}: "
                 "raise the budget or lower the floors."
             )
-    room = tuple(b - c for b, c in zip(budgets, least, strict=True))
-    items = merged([item(g, group, room) for g, group in enumerate(groups)])
-    problem = binding(items, room, names)
-    base = math.fsum(float(group.values[0]) for group in groups)
-    free = math.fsum(float(one.gains[-1]) for one in items) - math.fsum(
-        float(one.gains[-1]) for one in problem.items
-    )
-    noise = ROUND_OFF * sum(float(np.abs(g.values).max()) for g in groups)
-    options, missing = optimum(problem, base + free, max_gap, noise, widths)
-    chosen = dict(zip(map(id, problem.items), options, strict=True))
-    units = [0] * len(curves)
-    for one in items:
-        option = int(chosen.get(id(one), len(one.steps) - 1))
-        for g, count in zip(one.groups, one.group_units(option), strict=True):
-            for member in groups[g].members:
-                units[member] = count
-    spent = _spent(list(zip((c.unit_cost for c in curves), units, strict=True)), len(budgets))
-    assert all(s <= b for s, b in zip(spent, budgets, strict=True))
-    value = math.fsum(float(c.values[u]) for c, u in zip(curves, units, strict=True))
-    exact = missing <= 2 * noise
-    return Allocation(tuple(units), value, value if exact else value + missing, spent, exact)
-
-
-def _relative(value: float, bound: float) -> float:
-    size = max(abs(value), abs(bound))
-    return (bound - value) / size if size else 0.0
+    return tuple(b - c for b, c in zip(budgets, least, strict=True))
 
 
 def _spent(parts: Sequence[tuple[tuple[int, ...], int]], n_resources: int) -> tuple[int, ...]:
@@ -147,8 +164,10 @@ def _groups(curves: Sequence[Curve]) -> list[Group]:
                 f"No number of units is allowed for {which}: widen the range between floor and "
                 "ceiling or lower the multiple that widths are rounded to."
             )
-        values = sum((curves[c].values[units] for c in members[1:]), curves[members[0]].values[units])
-        cost = tuple(sum(part) for part in zip(*(curves[c].unit_cost for c in members), strict=True))
+        values = curves[members[0]].values[units].astype(np.float64)
+        for c in members[1:]:
+            values = values + curves[c].values[units]
+        cost = tuple(map(sum, zip(*(curves[c].unit_cost for c in members), strict=True)))
         groups.append(Group(tuple(members), units, values, cost))
     return groups
 
@@ -160,11 +179,10 @@ def _check(curves: Sequence[Curve], budgets: tuple[int, ...], names: tuple[str, 
             f"{len(names)} names: give one budget per resource."
         )
     for c, curve in enumerate(curves):
-        if len(curve.values) == 0 or not np.isfinite(curve.values).all():
+        if len(curve.values) == 0 or not float(np.abs(curve.values).max()) < HUGE:
             raise BudgetError(
-                f"Curve {c} must hold finite values for 0 units and more, got "
-                f"{len(curve.values)} values of which "
-                f"{int(np.isfinite(curve.values).sum())} are finite: check the profile."
+                f"Curve {c} must hold a finite value for 0 units and more, got {curve.values}: "
+                "check where the curve comes from."
             )
         if len(curve.unit_cost) != len(budgets) or min(curve.unit_cost) < 0:
             raise BudgetError(

@@ -1,0 +1,56 @@
+"""`headwise generate`: a quick look at what a model writes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headwise.cli.console import JsonFlag, show
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder or name, dense or headwise.")],
+    prompt: Annotated[str, typer.Option("--prompt", help="How the text begins.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 always takes the likeliest token.")
+    ] = 0.8,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this share.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run model code found in the folder.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Continue a prompt."""
+    from headwise.cli.evaluate import quiet_transformers
+    from headwise.measure.generation import continuation
+    from headwise.measure.loading import load_model
+
+    quiet_transformers()
+    loaded, words = load_model(model, device=device, trust_remote_code=trust_remote_code)
+    written = continuation(
+        loaded,
+        words,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+    )
+    if as_json:
+        document = {
+            "model": model,
+            "prompt": prompt,
+            "continuation": written.text,
+            "tokens": written.tokens,
+            "seed": seed,
+        }
+        show(document, as_json=True, render="")
+    else:
+        sys.stdout.write(f"{prompt}{written.text}\n")

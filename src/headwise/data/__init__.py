@@ -1,0 +1,1 @@
+"""What models read: text as token streams, and tasks with known answers."""

@@ -1,0 +1,34 @@
+"""Synthetic tasks whose best and worst sensible scores are known in closed form.
+
+A trained network's score means something only beside two numbers: what the perfect predictor
+gets (`optimum`) and what a predictor gets that never looks at its input (`chance`). Between them
+lie the scores of *blind* predictors: one that sees too few lags, one that is only linear, one
+that ignores the order of tokens. A network below such a level has provably learned the thing.
+
+    task                    input        target                        optimum      chance
+    NGram                   white noise  Σ_i ρ_i·σ(x_{t−i})            0            Var y_t
+    PreviousToken           tokens       the token `back` places back  1            1/V
+    InductionHead           tokens       what followed this token      1            1/V
+    Memorization            white noise  a random label                1            1/K
+    SequenceClassification  tokens       a noisy bit of the sequence   1 − noise    1/2
+"""
+
+from __future__ import annotations
+
+from headwise.data.tasks.base import Batch, Task, TaskError, generator_of
+from headwise.data.tasks.classification import SequenceClassification
+from headwise.data.tasks.induction import InductionHead, PreviousToken
+from headwise.data.tasks.memorization import Memorization
+from headwise.data.tasks.ngram import NGram
+
+__all__ = [
+    "Batch",
+    "InductionHead",
+    "Memorization",
+    "NGram",
+    "PreviousToken",
+    "SequenceClassification",
+    "Task",
+    "TaskError",
+    "generator_of",
+]

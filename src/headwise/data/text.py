@@ -1,0 +1,166 @@
+"""Text by name: a file, a folder, a hub data set, or the built-in corpus.
+
+    notes.txt                          one document
+    folder/                            one document per readable text file below it, by name
+    builtin:python                     the running Python's documentation and library source
+    hub:owner/name[:config][:split][:column]   a data set of the Hugging Face hub
+    owner/name                         the same, when no such path exists here
+
+A text is its documents in a fixed order; its SHA-256 is what runs record, so two runs can be
+seen to have used the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwise.data.builtin import python_documents
+from headwise.errors import HeadwiseError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The documents of a text, in order; `skipped` counts files of a folder that hold no text."""
+
+    source: str
+    documents: tuple[str, ...]
+    skipped: int = 0
+
+    @property
+    def characters(self) -> int:
+        """Characters in all documents."""
+        return sum(map(len, self.documents))
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the documents and where each ends."""
+        digest = hashlib.sha256()
+        for document in self.documents:
+            data = document.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+        return digest.hexdigest()
+
+
+def read_source(source: str, max_chars: int | None = None) -> Text:
+    """The text named `source`, or its first `max_chars` characters."""
+    if max_chars is not None and max_chars < 1:
+        raise HeadwiseError(f"max-chars must be at least 1, got {max_chars}.")
+    documents, skipped = _documents(source)
+    kept = tuple(_first(documents, max_chars))
+    if not any(d.strip() for d in kept):
+        raise HeadwiseError(f"{source} holds no text (it is empty or blank); give another text.")
+    return Text(source=source, documents=kept, skipped=skipped)
+
+
+def _documents(source: str) -> tuple[Iterable[str], int]:
+    if source.startswith("builtin:"):
+        name = source.removeprefix("builtin:")
+        if name != "python":
+            raise HeadwiseError(
+                f"builtin:{name} is not a built-in text. {did_you_mean(name, ['python'])}"
+            )
+        return python_documents(), 0
+    if source.startswith("hub:"):
+        return _hub(source), 0
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if path.exists():
+        return [_file(path)], 0
+    if path.is_absolute() or source.startswith((".", "~")) or path.suffix:
+        raise HeadwiseError(
+            f"{source} does not exist; give a text file, a folder, hub:owner/name or "
+            "builtin:python."
+        )
+    return _hub(f"hub:{source}"), 0
+
+
+def _first(documents: Iterable[str], max_chars: int | None) -> Iterator[str]:
+    left = max_chars
+    for document in documents:
+        if left is None:
+            yield document
+            continue
+        if left <= 0:
+            return
+        yield document[:left]
+        left -= len(document)
+
+
+def _file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise HeadwiseError(
+            f"{path} must be UTF-8 text, but byte {error.start} is not; convert it first."
+        ) from error
+    except OSError as error:
+        raise HeadwiseError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def _folder(root: Path) -> tuple[list[str], int]:
+    """Every file below `root` that decodes as UTF-8 without NUL; hidden ones are not looked at."""
+    documents, skipped = [], 0
+    for file in sorted(root.rglob("*"), key=lambda p: p.relative_to(root).as_posix()):
+        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        if hidden or not file.is_file():
+            continue
+        try:
+            content = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            skipped += 1
+            continue
+        if "\0" in content or not content.strip():
+            skipped += 1
+            continue
+        documents.append(content)
+    if not documents:
+        raise HeadwiseError(
+            f"{root} holds no readable text file ({skipped} files skipped); give another folder."
+        )
+    return documents, skipped
+
+
+def _hub(source: str) -> Iterator[str]:
+    name, config, split, column = _hub_parts(source)
+    try:
+        from datasets import load_dataset  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise HeadwiseError(
+            f"{source} is a hub data set, but the `datasets` package is missing; "
+            "install headwise[hub], or give a file, a folder or builtin:python."
+        ) from error
+    try:
+        rows = load_dataset(name, config, split=split)
+    # The library raises its own errors, the hub's, requests' and plain ones alike.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise HeadwiseError(
+            f"{name} is not a file or folder here, and the hub data set of that name (split "
+            f"{split}) could not be loaded ({type(error).__name__}: {reason}); check the name "
+            "and the connection, or give a file, a folder or builtin:python."
+        ) from error
+    columns = list(rows.column_names)
+    if column is None:
+        strings = [c for c in columns if getattr(rows.features[c], "dtype", "") == "string"]
+        column = "text" if "text" in strings else next(iter(strings), None)
+    if column not in columns:
+        raise HeadwiseError(
+            f"{name} has no text column {column!r}, it has {', '.join(columns)}; "
+            f"name one: hub:{name}:{config or ''}:{split}:COLUMN."
+        )
+    return (str(row[column]) for row in rows if row[column])
+
+
+def _hub_parts(source: str) -> tuple[str, str | None, str, str | None]:
+    parts = source.removeprefix("hub:").split(":")
+    if not parts[0] or len(parts) > 4:
+        raise HeadwiseError(
+            f"a hub data set is written hub:owner/name[:config][:split][:column], got {source!r}."
+        )
+    name, config, split, column = (parts + [""] * 3)[:4]
+    return name, config or None, split or "train", column or None

@@ -1,0 +1,134 @@
+"""Documents as one stream of token numbers.
+
+    doc ─► tokens ─┐
+    doc ─► tokens ─┼─► t t t ■ t t t t ■ t t ■        (■ = end of text, after each document)
+    doc ─► tokens ─┘
+
+Long documents are tokenised piece by piece (cut after a line end), so memory and progress stay
+even; a cut can change the tokens only around that line end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import UInt32
+
+from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+END_OF_TEXT = "<|endoftext|>"
+DEFAULT_VOCAB = 4096
+PIECE = 100_000  # characters of a document tokenised together
+AT_ONCE = 32  # pieces handed to the tokenizer at once, which spreads them over the cores
+MIN_VOCAB = 257  # 256 bytes and the end of text
+
+Progress = Callable[[int, int], None]  # characters done, characters in all
+
+
+def trained_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer with at most `vocab_size` tokens, learned from `documents`."""
+    if vocab_size < MIN_VOCAB:
+        raise HeadwiseError(
+            f"a byte-level tokenizer needs a vocab_size of at least {MIN_VOCAB} (256 bytes and "
+            f"the end of text), got {vocab_size}; raise it, or give --tokenizer."
+        )
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((p for d in documents for p in _pieces(d)), trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT
+    )
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer in a Hugging Face folder, a tokenizer.json, or of a hub name."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    refuse_absent_path(path, "a tokenizer (a Hugging Face folder or a tokenizer.json)")
+    try:
+        if Path(path).is_file():
+            tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+                tokenizer_file=path
+            )
+            if tokenizer.eos_token is None and END_OF_TEXT in tokenizer.get_vocab():
+                tokenizer.eos_token = END_OF_TEXT
+            return tokenizer
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    # transformers and tokenizers raise many kinds here, plain Exception among them.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        raise HeadwiseError(
+            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {reason}); "
+            "give --tokenizer a Hugging Face folder or a tokenizer.json."
+        ) from error
+
+
+def refuse_absent_path(name: str, what: str) -> None:
+    """Raise for what can only be a path and is not there, before the hub is asked for it."""
+    path = Path(name).expanduser()
+    looks_like_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if not path.exists() and (looks_like_path or path.suffix in {".json", ".model"}):
+        raise HeadwiseError(f"{name} does not exist; give {what}.")
+
+
+def token_stream(
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Sequence[str],
+    progress: Progress | None = None,
+    most: int | None = None,
+) -> UInt32[np.ndarray, " n"]:
+    """The documents' tokens, or the `most` first of them, the end of text after each document.
+
+    A tokenizer without an end-of-text token joins the documents directly.
+    """
+    total, done, made = sum(map(len, documents)), 0, 0
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts = [np.zeros(0, dtype=np.uint32)]
+    pieces = ((p, last) for d in documents for p, last in _marked_pieces(d))
+    while some := list(itertools.islice(pieces, AT_ONCE)):
+        texts = [piece for piece, _ in some]
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        for ids, (_, last) in zip(encoded, some, strict=True):
+            parts.append(np.asarray(ids + end if last else ids, dtype=np.uint32))
+            made += len(parts[-1])
+        done += sum(map(len, texts))
+        if progress is not None:
+            progress(done, total)
+        if most is not None and made >= most:
+            break
+    return np.concatenate(parts)[:most]
+
+
+def _marked_pieces(document: str) -> Iterator[tuple[str, bool]]:
+    """The pieces of a document, and whether each is its last."""
+    pieces = list(_pieces(document)) or [""]
+    return zip(pieces, [False] * (len(pieces) - 1) + [True], strict=True)
+
+
+def _pieces(document: str) -> Iterator[str]:
+    """`document` in pieces of about PIECE characters, cut after a line end where one is near."""
+    start = 0
+    while start < len(document):
+        end = start + PIECE
+        if end < len(document):
+            line_end = document.rfind("\n", start + PIECE // 2, end)
+            end = line_end + 1 if line_end >= 0 else end
+        yield document[start:end]
+        start = end

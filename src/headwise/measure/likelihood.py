@@ -1,0 +1,170 @@
+"""How well a model predicts a text: negative log-likelihood per token, in sliding windows.
+
+    tokens   ■ a b c d e f g h i         window 4, stride 2 (■ = start of text, never scored)
+    1st      ■ a b c  → scores a b c d
+    2nd          b c d e  → scores e f
+    3rd              d e f g  → scores g h
+    last               e f g h  → scores i
+
+Every token is scored exactly once. After the first window each has at least window − stride + 1
+tokens before it. The mean is over tokens, never over windows or documents: a short document must
+not weigh as much as a long one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Integer
+
+from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
+DEFAULT_WINDOW = 1024
+
+Tick = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Inputs `start … end − 1`; scores the predictions of tokens `scored_from … end`."""
+
+    start: int
+    end: int
+    scored_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The sum over all scored tokens, and the sizes that turn it into means."""
+
+    nll_sum: float
+    tokens: int
+    window: int
+    stride: int
+
+    @property
+    def nll(self) -> float:
+        """Nats per token."""
+        return self.nll_sum / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """e to the nats per token; infinity where that is beyond a float."""
+        return math.exp(self.nll) if self.nll < 709 else math.inf
+
+    def bits_per_byte(self, n_bytes: int) -> float:
+        """Bits per byte of the text, which compares models with different tokenizers."""
+        return self.nll_sum / math.log(2) / n_bytes
+
+
+def sliding_windows(n_tokens: int, window: int, stride: int) -> Iterator[Window]:
+    """The windows that score tokens 1 … n_tokens once each; token 0 is only context."""
+    done = 0
+    while done < n_tokens:
+        end = min(n_tokens, window if done == 0 else done + stride)
+        yield Window(start=max(0, end - window), end=end, scored_from=done + 1)
+        done = end
+
+
+def likelihood(
+    model: PreTrainedModel,
+    stream: Integer[np.ndarray, " n"],
+    *,
+    window: int = DEFAULT_WINDOW,
+    stride: int | None = None,
+    tick: Tick | None = None,
+) -> Likelihood:
+    """Score every token of `stream` but the first, which is only context."""
+    stride = window // 2 or 1 if stride is None else stride
+    if window < 1 or not 1 <= stride <= window:
+        raise HeadwiseError(
+            f"window must be at least 1 and stride from 1 to window, got window {window} and "
+            f"stride {stride}."
+        )
+    if len(stream) < 2:
+        raise HeadwiseError("the text has no token to score; give more text.")
+    check_vocabulary(model, stream)
+    total, done, n_tokens = 0.0, 0, len(stream) - 1
+    for group in batched_windows(
+        sliding_windows(n_tokens, window, stride), windows_at_once(model, window)
+    ):
+        total += _group_nll(model, stream, group)
+        done = group[-1].end
+        if tick is not None:
+            tick(done, n_tokens)
+    return Likelihood(nll_sum=total, tokens=n_tokens, window=window, stride=stride)
+
+
+def start_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token a text begins with, as context of its first: begin of text, else end of text."""
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return None
+
+
+def _group_nll(
+    model: PreTrainedModel, stream: Integer[np.ndarray, " n"], group: Sequence[Window]
+) -> float:
+    """The summed negative log-likelihood of windows of one length."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    rows = np.stack([stream[w.start : w.end + 1] for w in group]).astype(np.int64)
+    whole = torch.from_numpy(rows).to(model.device)
+    longest = max(w.end + 1 - w.scored_from for w in group)
+    with torch.inference_mode():
+        logits = last_logits(model, whole[:, :-1], longest)
+        total = 0.0
+        for row, targets, w in zip(logits, whole, group, strict=True):
+            n = w.end + 1 - w.scored_from
+            total += float(cross_entropy(row[-n:].float(), targets[-n:], reduction="sum"))
+    return total
+
+
+def last_logits(model: PreTrainedModel, inputs: Tensor, n: int) -> Tensor:
+    """Logits of the last `n` positions; the others are not made where the model allows it."""
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        logits: Tensor = model(input_ids=inputs, use_cache=False, logits_to_keep=n).logits
+    else:
+        logits = model(input_ids=inputs, use_cache=False).logits
+    return logits
+
+
+def batched_windows(windows: Iterator[Window], most: int) -> Iterator[list[Window]]:
+    """Neighbouring windows of equal length, at most `most` together."""
+    group: list[Window] = []
+    for w in windows:
+        if group and (len(group) == most or w.end - w.start != group[0].end - group[0].start):
+            yield group
+            group = []
+        group.append(w)
+    if group:
+        yield group
+
+
+def windows_at_once(model: PreTrainedModel, window: int) -> int:
+    """How many windows run together: as many as LOGIT_BYTES of logits allow."""
+    vocabulary: int = model.config.get_text_config().vocab_size
+    return max(1, min(64, LOGIT_BYTES // (4 * window * vocabulary)))
+
+
+def check_vocabulary(model: PreTrainedModel, stream: Integer[np.ndarray, " n"]) -> None:
+    """Raise if a token of the stream is not in the model's vocabulary."""
+    known = model.get_input_embeddings().weight.size(0)  # type: ignore[operator]
+    highest = int(stream.max())
+    if highest >= known:
+        raise HeadwiseError(
+            f"the tokenizer gives token {highest}, but the model knows only {known}; give the "
+            "tokenizer that belongs to the model."
+        )

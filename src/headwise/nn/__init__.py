@@ -1,0 +1,1 @@
+"""The Hugging Face models of a plan; nothing is imported here, to keep `import headwise` light."""

@@ -1,0 +1,162 @@
+"""Attention with head groups of different widths in one layer.
+
+The projections are plain linear layers of ragged width. Heads stand in plan order, the queries of
+a group side by side, and the columns of one rotary head are
+
+    [ first halves of its planes | second halves | position-free ]
+
+Neighbouring heads of equal widths, query counts and scales are one *class* and run in one fused
+call:
+
+    q_proj ─ split ─┬─ class 0 (3 heads, 64 wide) ─ attention ─┐
+    k_proj ─ split ─┼─ class 1 (5 heads, 16 wide) ─ attention ─┼─ concatenate ─ o_proj
+    v_proj ─ split ─┘                                          ┘
+
+An identity projection has no module: its heads are slices of the input itself.
+This file travels with checkpoints: it needs torch and transformers only.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .configuration_headwise import Head, Layer
+from .heads_headwise import HeadClass, Surroundings
+
+__all__ = ["PROJECTIONS", "SIDES", "HeadClass", "HeadwiseAttention", "Surroundings"]
+
+SIDES = ("query", "key", "value", "output")
+PROJECTIONS = dict(zip(SIDES, ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True))
+
+
+class HeadwiseAttention(nn.Module):
+    """Drop-in for a stock attention module: same call, same return."""
+
+    o_proj: nn.Linear
+    classes: Any  # a ModuleList of HeadClass
+
+    def __init__(self, layer: Layer, around: Surroundings) -> None:
+        super().__init__()
+        self.config = around.config
+        self.layer_idx = around.layer_idx
+        self.is_causal = around.is_causal
+        self.dropout = around.dropout
+        self.output_dropout = around.output_dropout
+        self.sliding_window = around.sliding_window
+        self.norm_over = around.norm_over
+        widths = {s: getattr(layer, f"{s}_width") for s in SIDES}
+        for side in SIDES:
+            if side not in layer.identities:
+                ins, outs = around.d_model, widths[side]
+                ins, outs = (outs, ins) if side == "output" else (ins, outs)
+                setattr(self, PROJECTIONS[side], nn.Linear(ins, outs, bias=side in layer.biases))
+        for name, norm in (around.norms or {}).items():
+            setattr(self, name, norm)
+        self.classes = nn.ModuleList(
+            HeadClass(tuple(run), around) for _, run in itertools.groupby(layer.heads, _class_key)
+        )
+        self.query_widths = [c.n_heads * c.queries * c.qk_dim for c in self.classes]
+        self.key_widths = [c.n_heads * c.qk_dim for c in self.classes]
+        self.value_widths = [c.n_heads * c.vo_dim for c in self.classes]
+        self.one_width = len({(c.qk_dim, c.vo_dim) for c in self.classes}) == 1
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        past_key_values: Any = None,
+        layer_past: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output of the layer, and the attention weights where the implementation has them."""
+        if encoder_hidden_states is not None:
+            raise ValueError("headwise attention attends to itself only, got encoder states.")
+        # One forward for all families: GPT-NeoX calls the cache layer_past.
+        cache = past_key_values if past_key_values is not None else layer_past
+        queries = self._heads("query", hidden_states, self.query_widths)
+        keys = self._heads("key", hidden_states, self.key_widths)
+        values = self._heads("value", hidden_states, self.value_widths)
+        if position_embeddings is not None:
+            for i, head_class in enumerate(self.classes):
+                queries[i], keys[i] = head_class.rotated(queries[i], keys[i], *position_embeddings)
+        if cache is not None:
+            # A decoder-only BERT or GPT-2 may be handed a pair of caches.
+            cache = getattr(cache, "self_attention_cache", cache)
+            keys, values = self._cached(keys, values, cache)
+        kwargs["dropout"] = self.dropout if self.training else 0.0
+        kwargs["sliding_window"] = self.sliding_window
+        results = [
+            c.attended(q, k, v, attention_mask, **kwargs)
+            for c, q, k, v in zip(self.classes, queries, keys, values, strict=True)
+        ]
+        mixed = [out.flatten(-2) for out, _ in results]
+        weights = [w for _, w in results if w is not None]
+        output = self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed, -1))
+        if self.output_dropout:
+            output = functional.dropout(output, self.output_dropout, self.training)
+        return output, (torch.cat(weights, 1) if weights else None)
+
+    def _heads(self, side: str, x: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:
+        """(batch, heads, length, width) of every class, for the queries, keys or values."""
+        projection = getattr(self, PROJECTIONS[side], None)
+        if projection is not None:
+            x = projection(x)
+        norm = getattr(self, "q_norm" if side == "query" else "k_norm", None)
+        norm = None if side == "value" else norm
+        if norm is not None and self.norm_over == "all":
+            x, norm = norm(x), None
+        parts = [x] if len(widths) == 1 else x.split(widths, -1)
+        heads = []
+        for head_class, part in zip(self.classes, parts, strict=True):
+            width = head_class.vo_dim if side == "value" else head_class.qk_dim
+            apart = part.unflatten(-1, (-1, width))
+            heads.append((apart if norm is None else norm(apart)).transpose(1, 2))
+        return heads
+
+    def _cached(
+        self, keys: list[torch.Tensor], values: list[torch.Tensor], cache: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """All keys and values so far.
+
+        Heads of one width are cached as in stock models, (batch, heads, length, width). Several
+        widths are cached side by side as one head, (batch, 1, length, sum of the widths).
+        """
+        if len(self.classes) == 1:
+            key, value = cache.update(keys[0], values[0], self.layer_idx)
+            return [key], [value]
+        if self.one_width:
+            key, value = cache.update(torch.cat(keys, 1), torch.cat(values, 1), self.layer_idx)
+            counts = [c.n_heads for c in self.classes]
+            return list(key.split(counts, 1)), list(value.split(counts, 1))
+        key, value = cache.update(_side_by_side(keys), _side_by_side(values), self.layer_idx)
+        return (
+            [_apart(k, c.qk_dim) for k, c in self._split(key, self.key_widths)],
+            [_apart(v, c.vo_dim) for v, c in self._split(value, self.value_widths)],
+        )
+
+    def _split(self, flat: torch.Tensor, widths: Sequence[int]) -> Any:
+        return zip(flat.split(widths, -1), self.classes, strict=True)
+
+
+def _class_key(head: Head) -> tuple[int, int, int, float, int]:
+    planes = len(head.rotary_planes)
+    return head.qk_dim, head.vo_dim, head.queries, head.score_scale, planes
+
+
+def _side_by_side(heads: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([h.transpose(1, 2).flatten(-2) for h in heads], -1).unsqueeze(1)
+
+
+def _apart(flat: torch.Tensor, width: int) -> torch.Tensor:
+    return flat.squeeze(1).unflatten(-1, (-1, width)).transpose(1, 2)

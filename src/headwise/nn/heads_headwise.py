@@ -1,0 +1,196 @@
+"""Heads that are alike: their rotary planes, and how their attention is run fast.
+
+A *class* is a run of neighbouring heads with equal widths, query counts, scales and numbers of
+rotary planes. To transformers' attention functions it is the attention module.
+This file travels with checkpoints: it needs torch and transformers only.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .configuration_headwise import Head
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the backbone contributes to one attention layer."""
+
+    config: Any  # the live stock config: the attention implementation is read from it
+    d_model: int
+    layer_idx: int
+    is_causal: bool
+    rotary_planes: int  # planes in the backbone's cos and sin; 0 without rotary positions
+    dropout: float = 0.0
+    output_dropout: float = 0.0
+    sliding_window: int | None = None
+    norms: dict[str, Any] | None = None  # q_norm and k_norm
+    norm_over: str = "head"  # each head on its own, or "all" heads together
+
+
+class HeadClass(nn.Module):
+    """Neighbouring heads that are alike: what transformers' attention functions call a module."""
+
+    def __init__(self, heads: tuple[Head, ...], around: Surroundings) -> None:
+        super().__init__()
+        head = heads[0]
+        self.config = around.config
+        self.layer_idx = around.layer_idx
+        self.is_causal = around.is_causal
+        self.n_heads, self.queries = len(heads), head.queries
+        self.qk_dim, self.vo_dim = head.qk_dim, head.vo_dim
+        self.scaling = head.score_scale
+        self.num_key_value_groups = head.queries
+        self.rotary_dim = 2 * len(head.rotary_planes)
+        all_planes = tuple(range(around.rotary_planes))
+        # Columns of cos and sin per head: plane i is column i of both halves. None: all, in order.
+        half = around.rotary_planes
+        per_head = [(*h.rotary_planes, *(half + p for p in h.rotary_planes)) for h in heads]
+        self.alike = len(set(per_head)) == 1
+        self.columns: tuple[int, ...] | None = tuple(
+            itertools.chain.from_iterable(per_head[:1] if self.alike else per_head)
+        )
+        if self.alike and head.rotary_planes == all_planes:
+            self.columns = None
+        # Not a buffer: weights are loaded on the meta device, which would lose its content.
+        self._index: dict[torch.device, torch.Tensor] = {}
+
+    def extra_repr(self) -> str:
+        """The widths, in a printed model."""
+        return f"{self.n_heads} × {self.queries} queries, qk {self.qk_dim}, vo {self.vo_dim}"
+
+    def rotated(
+        self, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys turned by their positions, each head in its own planes."""
+        if not self.rotary_dim:
+            return query, key
+        cos, sin = self._own_planes(cos), self._own_planes(sin)
+        turned_key = _turned(key, cos, sin, self.rotary_dim)
+        if not self.alike and self.queries > 1:
+            cos, sin = (x.repeat_interleave(self.queries, 1) for x in (cos, sin))
+        return _turned(query, cos, sin, self.rotary_dim), turned_key
+
+    def _own_planes(self, table: torch.Tensor) -> torch.Tensor:
+        """(batch, heads or 1, length, rotary_dim) from the backbone's (batch, length, planes·2)."""
+        if self.columns is None:
+            return table.unsqueeze(1)
+        index = self._index.get(table.device)
+        if index is None:
+            index = torch.tensor(self.columns, device=table.device)
+            self._index[table.device] = index
+        chosen = table.index_select(-1, index)
+        if self.alike:
+            return chosen.unsqueeze(1)
+        return chosen.unflatten(-1, (self.n_heads, self.rotary_dim)).transpose(1, 2)
+
+    def attended(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(batch, length, query heads, vo_dim), and the attention weights if there are any.
+
+        The rules of speed, all in this place (measured on the CPU, where it is not said):
+        - Decoding (one query) with PyTorch's attention: the queries of a group become the length
+          axis, so grouped keys and values are read once and never repeated or padded. Where the
+          widths differ, the unfused kernel would copy all keys to scale them, so the two products
+          are written out.
+        - Otherwise fused attention wants equal widths. Zeros change neither the scores nor, once
+          cut off, the output, so the narrower side is padded: for flash-attention kernels on any
+          device, and on the CPU, where the unfused path is up to four times slower.
+        """
+        implementation = self.config._attn_implementation
+        if implementation == "sdpa" and query.shape[2] == 1:
+            return self._decoded(query, key, value, mask, kwargs["dropout"]), None
+        if self.qk_dim != self.vo_dim and _wants_equal_widths(implementation, query.device):
+            width = max(self.qk_dim, self.vo_dim)
+            query, key, value = (
+                functional.pad(x, (0, width - x.shape[-1])) for x in (query, key, value)
+            )
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        out, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
+        return out[..., : self.vo_dim], weights
+
+    def _decoded(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+    ) -> torch.Tensor:
+        folded = query.view(query.shape[0], self.n_heads, self.queries, self.qk_dim)
+        if self.qk_dim != self.vo_dim and query.device.type == "cpu" and not dropout:
+            out = _written_out(folded * self.scaling, key, value, mask)
+        else:
+            out = functional.scaled_dot_product_attention(
+                folded, key, value, attn_mask=mask, dropout_p=dropout, scale=self.scaling
+            )
+        return out.reshape(query.shape[0], 1, self.n_heads * self.queries, self.vo_dim)
+
+
+def eager_attention(
+    module: HeadClass,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention written out, which also returns the weights; the softmax is taken in float32."""
+    if module.num_key_value_groups > 1:
+        key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = functional.dropout(weights, dropout, module.training)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def _written_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention of scaled queries as two products that never copy the keys or values."""
+    if key.stride(0) != key.shape[1] * key.stride(1):
+        # Side by side in one cache, the heads cannot be one batch without a copy: one at a time.
+        heads = zip(query.split(1, 1), key.split(1, 1), value.split(1, 1), strict=True)
+        if key.shape[1] > 1:
+            return torch.cat([_written_out(q, k, v, mask) for q, k, v in heads], 1)
+    scores = query @ key.transpose(2, 3)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+
+
+def _wants_equal_widths(implementation: str | None, device: torch.device) -> bool:
+    if implementation == "sdpa":
+        return device.type == "cpu"
+    return "flash" in (implementation or "")
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, width: int) -> torch.Tensor:
+    """The first `width` columns rotated: column i with column i + width/2 is one plane."""
+    whole = width == x.shape[-1]
+    turning = x if whole else x[..., :width]
+    first, second = turning.chunk(2, -1)
+    turned = (turning * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+    return turned if whole else torch.cat((turned, x[..., width:]), -1)

@@ -1,0 +1,87 @@
+"""Windows of a token stream, dealt out so that step n always gets the same ones.
+
+An epoch cuts the stream into windows of `context` predictions, from a shifted start, and deals
+them in a shuffled order; both depend only on the seed and the epoch. A batch is therefore a pure
+function of (seed, step): a resumed run needs no sampler state, and every process of a
+distributed run can make the same global batch and take its own slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Batch = dict[str, "Tensor"]  # the first axis of every tensor runs over the windows
+
+
+class WindowBatches:
+    """Called with a step, gives its global batch: `input_ids` and the `labels` one token on."""
+
+    def __init__(
+        self, tokens: Integer[np.ndarray, " n"], *, context: int, batch_size: int, seed: int
+    ) -> None:
+        if len(tokens) < context + 1:
+            raise HeadwiseError(
+                f"the training text has {len(tokens)} tokens, fewer than one window of "
+                f"{context} + 1; give more text or a shorter --context."
+            )
+        self.tokens, self.context = tokens, context
+        self.batch_size, self.seed = batch_size, seed
+        # One window less than would fit leaves room to shift the cuts between epochs.
+        self.windows = max(1, (len(tokens) - 1) // context - 1)
+        self._epoch: tuple[int, Int64[np.ndarray, " windows"]] | None = None
+
+    def starts(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """Where the windows of a step begin in the stream."""
+        dealt = range(step * self.batch_size, (step + 1) * self.batch_size)
+        return np.array([self._order(k // self.windows)[k % self.windows] for k in dealt])
+
+    def __call__(self, step: int) -> Batch:
+        """The global batch of a step."""
+        return window_batch(self.tokens, self.starts(step), self.context)
+
+    def _order(self, epoch: int) -> Int64[np.ndarray, " windows"]:
+        if self._epoch is None or self._epoch[0] != epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            room = len(self.tokens) - 1 - self.windows * self.context
+            shift = int(rng.integers(room + 1))
+            self._epoch = (epoch, shift + self.context * rng.permutation(self.windows))
+        return self._epoch[1]
+
+
+def held_out_batches(
+    tokens: Integer[np.ndarray, " n"], *, context: int, batch_size: int, most: int
+) -> tuple[Batch, ...]:
+    """Up to `most` windows without overlap, evenly spread over the held-out stream.
+
+    A stream shorter than one window is one shorter window; of fewer than two tokens, none.
+    """
+    if len(tokens) < 2:
+        return ()
+    context = min(context, len(tokens) - 1)
+    fitting = (len(tokens) - 1) // context
+    chosen = np.unique(np.linspace(0, fitting - 1, min(most, fitting)).round().astype(np.int64))
+    starts = chosen * context
+    return tuple(
+        window_batch(tokens, starts[i : i + batch_size], context)
+        for i in range(0, len(starts), batch_size)
+    )
+
+
+def window_batch(
+    tokens: Integer[np.ndarray, " n"], starts: Sequence[int] | Int64[np.ndarray, " b"], context: int
+) -> Batch:
+    """The windows that begin at `starts`, as inputs and as the labels one token further on."""
+    import torch
+
+    rows = np.stack([tokens[s : s + context + 1] for s in starts]).astype(np.int64)
+    whole = torch.from_numpy(rows)
+    return {"input_ids": whole[:, :-1], "labels": whole[:, 1:]}

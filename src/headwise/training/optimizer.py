@@ -1,0 +1,76 @@
+"""AdamW with decoupled decay, and its state by parameter name.
+
+Decay pulls matrices towards zero; norms, biases and embeddings are left alone: their size is not
+what makes a network overfit, and an embedding row without gradient would just fade away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headwise.errors import HeadwiseError
+from headwise.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import AdamW
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name, tied ones once."""
+    found = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise HeadwiseError("the model has no parameter to train; let some require gradients.")
+    return found
+
+
+def decayed_names(model: nn.Module) -> frozenset[str]:
+    """The trained parameters that decay: matrices that are not embeddings."""
+    from torch import nn
+
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    return frozenset(
+        name
+        for name, p in trained_parameters(model).items()
+        if p.ndim >= 2 and id(p) not in embeddings
+    )
+
+
+def adamw(model: nn.Module, settings: TrainSettings) -> AdamW:
+    """The optimizer over the trained parameters, in two groups: with decay and without."""
+    from torch.optim import AdamW
+
+    parameters, decayed = trained_parameters(model), decayed_names(model)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for n, p in parameters.items() if n in decayed]},
+        {"params": [p for n, p in parameters.items() if n not in decayed], "weight_decay": 0.0},
+    ]
+    fused = all(p.device.type in {"cpu", "cuda"} for p in parameters.values())
+    return AdamW(
+        [g for g in groups if g["params"]],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=fused,
+    )
+
+
+def moments(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter name/moment`, on the CPU."""
+    return {
+        f"{name}/{key}": value.detach().cpu().contiguous()
+        for name, p in trained_parameters(model).items()
+        for key, value in optimizer.state[p].items()
+    }
+
+
+def restore_moments(model: nn.Module, optimizer: AdamW, saved: dict[str, Tensor]) -> None:
+    """Put back what `moments` gave."""
+    parameters = trained_parameters(model)
+    for full_name, value in saved.items():
+        name, _, key = full_name.rpartition("/")
+        p = parameters[name]
+        # The step counter lives where the optimizer made it: beside the weights when fused.
+        device = p.device if key != "step" or optimizer.defaults["fused"] else "cpu"
+        optimizer.state[p][key] = value.to(device)

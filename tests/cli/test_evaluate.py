@@ -1,0 +1,104 @@
+import json
+import math
+
+import pytest
+import torch
+import typer
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from headwise.cli.evaluate import evaluate
+from headwise.data.text import read_source
+from headwise.data.tokens import trained_tokenizer
+from headwise.errors import HeadwiseError
+
+app = typer.Typer()
+app.command()(evaluate)
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 13
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random stock Llama whose logits are all equal, so each token costs ln V."""
+    path = tmp_path_factory.mktemp("model") / "llama"
+    tokenizer = trained_tokenizer([TEXT], 263)
+    config = LlamaConfig(
+        vocab_size=269,
+        hidden_size=6,
+        intermediate_size=7,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=37,
+        tie_word_embeddings=False,
+    )
+    llama = LlamaForCausalLM(config)
+    torch.nn.init.zeros_(llama.lm_head.weight)
+    llama.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def _result(*arguments):
+    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+    assert result.exit_code == 0, result.exception
+    return result.stdout
+
+
+def _message(*arguments):
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert isinstance(result.exception, HeadwiseError), result.exception
+    return str(result.exception)
+
+
+def test_equal_logits_cost_the_logarithm_of_the_vocabulary(model, text):
+    found = json.loads(_result(model, "--text", text, "--json"))
+    assert found["nll"] == pytest.approx(math.log(269), rel=1e-6)
+    assert found["perplexity"] == pytest.approx(269, rel=1e-5)
+    assert (found["window"], found["stride"]) == (37, 18)
+    assert found["bytes"] == len(TEXT)
+    bits = found["tokens"] * math.log2(269) / len(TEXT)
+    assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+    assert found["text_sha256"] == read_source(str(text)).sha256
+    assert found["dtype"] == "float32"
+
+
+def test_all_tokens_of_the_text_are_scored_or_the_first_ones(model, text):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = tokenizer(TEXT)["input_ids"]
+    whole = json.loads(_result(model, "--text", text, "--json", "--window", "8"))
+    assert whole["tokens"] == len(ids) + 1  # and the end of text
+    assert (whole["window"], whole["stride"]) == (8, 4)
+    part = json.loads(_result(model, "--text", text, "--json", "--max-tokens", "11"))
+    assert part["tokens"] == 11
+    assert part["bytes"] == len(tokenizer.decode(ids[:11]))
+
+
+def test_people_read_four_lines(model, text):
+    lines = _result(model, "--text", text).splitlines()
+    assert lines[0] == f"nll         {math.log(269):.4f} nats per token"
+    assert lines[1].startswith("perplexity  269.00")
+    assert lines[3].endswith("window 37, stride 18")
+
+
+def test_bad_input_is_one_sentence(model, text, tmp_path):
+    assert "at most the model's context of 37" in _message(model, "--text", text, "--window", "38")
+    message = _message(model, "--text", text, "--window", "8", "--stride", "9")
+    assert "stride from 1 to window" in message
+    assert "does not exist" in _message(tmp_path / "none", "--text", text)
+    assert "does not exist" in _message(model, "--text", tmp_path / "none.txt")
+    assert "dtype must be one of" in _message(model, "--text", text, "--dtype", "fp8")
+    assert "device must be" in _message(model, "--text", text, "--device", "abacus")
+    (tmp_path / "empty").mkdir()
+    assert "holds no tokenizer" in _message(tmp_path / "empty", "--text", text)
+    message = _message(tmp_path / "empty", "--text", text, "--tokenizer", model)
+    assert "could not be loaded as a causal language model" in message

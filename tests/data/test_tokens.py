@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from headwise.data import tokens
+from headwise.data.tokens import load_tokenizer, token_stream, trained_tokenizer
+from headwise.errors import HeadwiseError
+
+DOCUMENTS = ("the cat sat on the mat\n" * 20, "zwölf Boxkämpfer ♞\n" * 7)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return trained_tokenizer(DOCUMENTS, 277)
+
+
+def test_streams_spell_the_documents_with_an_end_after_each(tokenizer):
+    stream = token_stream(tokenizer, DOCUMENTS)
+    end = tokenizer.eos_token_id
+    ends = np.flatnonzero(stream == end)
+    assert stream.dtype == np.uint32
+    assert len(ends) == 2
+    assert ends[-1] == len(stream) - 1
+    assert tokenizer.decode(stream[: ends[0]]) == DOCUMENTS[0]
+    assert tokenizer.decode(stream[ends[0] + 1 : ends[1]]) == DOCUMENTS[1]
+    assert len(stream) < sum(len(d.encode()) for d in DOCUMENTS)  # merges were learned
+
+
+def test_pieces_cut_at_line_ends_change_nothing(tokenizer, monkeypatch):
+    whole = token_stream(tokenizer, DOCUMENTS)
+    monkeypatch.setattr(tokens, "PIECE", 100)
+    monkeypatch.setattr(tokens, "AT_ONCE", 3)
+    seen = []
+    pieces = token_stream(tokenizer, DOCUMENTS, lambda done, total: seen.append((done, total)))
+    total = sum(map(len, DOCUMENTS))
+    assert tokenizer.decode(pieces) == tokenizer.decode(whole)
+    assert len(seen) > 1
+    assert seen[-1] == (total, total)
+    assert list(token_stream(tokenizer, DOCUMENTS, most=11)) == list(pieces[:11])
+
+
+def test_training_is_deterministic(tokenizer):
+    again = trained_tokenizer(DOCUMENTS, 277)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert len(tokenizer) == 277
+
+
+def test_tokenizers_are_loaded_from_a_folder_or_a_file(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "t")
+    for path in (tmp_path / "t", tmp_path / "t" / "tokenizer.json"):
+        loaded = load_tokenizer(str(path))
+        assert list(token_stream(loaded, DOCUMENTS)) == list(token_stream(tokenizer, DOCUMENTS))
+
+
+def test_bad_tokenizers_are_one_sentence(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        with pytest.raises(HeadwiseError, match="holds no tokenizer that can be loaded"):
+            load_tokenizer(str(path))
+    with pytest.raises(HeadwiseError, match="at least 257"):
+        trained_tokenizer(DOCUMENTS, 256)
