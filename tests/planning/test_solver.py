@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwise.errors import BudgetError
-from headwise.planning import _optimum
+from headwise.planning import _core, _optimum
 from headwise.planning._search import Found
 from headwise.planning.solver import Allocation, Curve, solve
 
 CLOSE = 1e-9  # relative; sums of float64 in another order
 QUICK = settings(
-    max_examples=500,
+    max_examples=350,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -154,6 +154,26 @@ class TestExhaustive:
     @given(problems(2, ties=True))
     def test_ties(self, problem):
         agree(*built(problem))
+
+    @pytest.mark.parametrize("pairs", [_core.PAIRS, 5])
+    def test_proportional_costs(self, pairs, monkeypatch):
+        """Two kinds of layers, in each of which costs are multiples of one another."""
+        monkeypatch.setattr(_core, "PAIRS", pairs)  # 5: almost nothing is joined
+        rng = np.random.default_rng(11)
+        kinds = np.array([[3, 7], [5, 2]])
+        for _ in range(60):
+            values = rng.uniform(0, 9, (6, 5)).cumsum(axis=1)
+            costs = kinds[np.arange(6) % 2] * rng.integers(1, 4, (6, 1))
+            budgets = 4 * costs.sum(axis=0) * rng.integers(3, 8, 2) // 10
+            total, spent = np.zeros(1), np.zeros((1, 2), dtype=np.int64)
+            for v, c in zip(values, costs, strict=True):
+                total = (total[:, None] + v).ravel()
+                spent = (spent[:, None] + np.arange(5)[:, None] * c).reshape(-1, 2)
+            best = total[(spent <= budgets).all(axis=1)].max()
+            curves = [Curve(v, tuple(c.tolist())) for v, c in zip(values, costs, strict=True)]
+            found = solve(curves, tuple(budgets.tolist()))
+            assert found.exact
+            assert found.value == pytest.approx(best, rel=CLOSE)
 
     def test_many_curves_by_dynamic_programming(self):
         """Sizes beyond enumeration: a table over every amount of one budget."""

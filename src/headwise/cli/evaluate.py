@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from headwise.cli.console import JsonFlag, show
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from headwise.data.text import Text
 
 
 def evaluate(
@@ -44,7 +39,7 @@ def evaluate(
 
     from headwise.cli.progress import shown
     from headwise.data.text import read_source
-    from headwise.measure.likelihood import DEFAULT_WINDOW, likelihood
+    from headwise.measure.likelihood import DEFAULT_WINDOW, likelihood, scored_stream
     from headwise.measure.loading import load_model, model_context
 
     quiet_transformers()
@@ -106,27 +101,6 @@ def check_window(window: int, context: int | None) -> None:
         raise HeadwiseError(
             f"window must be at most the model's context of {context} tokens, got {window}."
         )
-
-
-def scored_stream(
-    tokenizer: PreTrainedTokenizerBase, source: Text, max_tokens: int | None
-) -> tuple[Any, int]:
-    """The tokens to score after one token of context, and the bytes of text they spell."""
-    import numpy as np
-
-    from headwise.data.tokens import token_stream
-    from headwise.measure.likelihood import start_token
-
-    most = None if max_tokens is None else max_tokens + 1
-    stream = token_stream(tokenizer, source.documents, most=most)
-    n_bytes = sum(len(d.encode("utf-8", "surrogatepass")) for d in source.documents)
-    if max_tokens is not None and len(stream) > max_tokens:
-        stream = stream[:max_tokens]
-        n_bytes = max(1, len(str(tokenizer.decode(stream, skip_special_tokens=True)).encode()))
-    start = start_token(tokenizer)
-    if start is not None:
-        stream = np.concatenate([np.asarray([start], dtype=stream.dtype), stream])
-    return stream, n_bytes
 
 
 def _lines(document: dict[str, Any]) -> str:

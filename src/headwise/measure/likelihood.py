@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Integer
 
+from headwise.data.text import Text
+from headwise.data.tokens import token_stream
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -111,6 +113,22 @@ def start_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
         if token is not None:
             return int(token)
     return None
+
+
+def scored_stream(
+    tokenizer: PreTrainedTokenizerBase, source: Text, max_tokens: int | None
+) -> tuple[Integer[np.ndarray, " n"], int]:
+    """The tokens to score after one token of context, and the bytes of text they spell."""
+    most = None if max_tokens is None else max_tokens + 1
+    stream = token_stream(tokenizer, source.documents, most=most)
+    n_bytes = sum(len(d.encode("utf-8", "surrogatepass")) for d in source.documents)
+    if max_tokens is not None and len(stream) > max_tokens:
+        stream = stream[:max_tokens]
+        n_bytes = max(1, len(str(tokenizer.decode(stream, skip_special_tokens=True)).encode()))
+    start = start_token(tokenizer)
+    if start is not None:
+        stream = np.concatenate([np.asarray([start], dtype=stream.dtype), stream])
+    return stream, n_bytes
 
 
 def _group_nll(

@@ -161,7 +161,7 @@ def _shape(model: Any, family: Family) -> ModelShape:
         norm_biases=any(getattr(m, "bias", None) is not None for m in norms),
         norms_per_layer=len(norms),
         final_norm=bool(final),
-        kv_dtype_bytes=config.dtype.itemsize if config.dtype else 2,
+        kv_dtype_bytes=_bytes(config.dtype),
     )
 
 
@@ -210,3 +210,9 @@ def _is_norm(module: nn.Module) -> bool:
 def _parent(base: nn.Module, family: Family) -> nn.Module:
     """The module that holds the list of layers, and the last norm beside it."""
     return base.get_submodule(family.layers.rpartition(".")[0])
+
+
+def _bytes(dtype: torch.dtype | str | None) -> int:
+    """Bytes of a cached number; a config that was just saved holds its dtype as a word."""
+    found = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return found.itemsize if found is not None else 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+from headwise.data.tokens import refuse_absent_path
 from headwise.errors import HeadwiseError, did_you_mean
 
 # Package, tested version, and how the name of the file that is looked for ends. The packages are
@@ -46,6 +47,7 @@ def local_folder(name: str) -> Path:
     folder = Path(model_folder(name))
     if folder.is_dir():
         return folder
+    refuse_absent_path(name, "a Hugging Face folder with config.json and weights")
     from huggingface_hub import snapshot_download
 
     try:

@@ -51,23 +51,24 @@ def _item_cores(problem: Problem, relaxed: Relaxation, gap: float) -> list[Core]
     return cores
 
 
-def joint_cores(problem: Problem, relaxed: Relaxation, gap: float) -> list[Core]:
+def joint_cores(problem: Problem, relaxed: Relaxation, gap: float, effort: int) -> list[Core]:
     """The cores of all items; with several resources, those of proportional costs are joined.
 
     Along one direction of cost, of two joint options either one is dominated or it costs more and
     is worth more. A value dimension and a query-key plane, which costs twice as much of everything,
-    are thereby one core per kind of layer.
+    are thereby one core per kind of layer. Cores too large to be joined within the effort stay.
     """
     cores, prices = _item_cores(problem, relaxed, gap), relaxed.prices
     if len(prices) == 1:
         return cores
+    pairs = min(PAIRS, 1_000 + 2 * effort // (1 + sum(len(core.waste) > 1 for core in cores)))
     open_cores: dict[tuple[int, ...], Core] = {}
     done = []
     for core in cores:
         span = core.cost[-1] - core.cost[0]
         direction = tuple((span // max(int(np.gcd.reduce(span)), 1)).tolist())
         other = open_cores.pop(direction, None)
-        if other is not None and len(other.waste) * len(core.waste) <= PAIRS:
+        if other is not None and len(other.waste) * len(core.waste) <= pairs:
             open_cores[direction] = _join(other, core, prices, gap)
         else:
             open_cores[direction] = core

@@ -41,30 +41,23 @@ class _Rises:
 
 def relaxation(problem: Problem) -> Relaxation:
     """The relaxed optimum of a problem with at least one item and one resource."""
-    rises = _rises(problem)
-    if len(problem.room) == 1:
-        density = rises.gain / rises.cost[:, 0]
-        order = np.argsort(-density, kind="stable")
-        fits = _fitting(rises, order, problem)
-        prices = density[order[fits : fits + 1]]
-    else:
-        prices = _several_prices(rises, problem)
-        worth = rises.cost @ prices
-        density = np.divide(rises.gain, worth, out=np.full(len(worth), np.inf), where=worth > 0)
-        order = np.argsort(-density, kind="stable")
-        fits = _fitting(rises, order, problem)
+    rises, one = _rises(problem), len(problem.room) == 1
+    prices, taken = _one_price(rises, problem) if one else _several_prices(rises, problem)
     profit = rises.gain - rises.cost @ prices
     bound = float(prices @ problem.room) + float(profit[profit > 0].sum())
     start = np.zeros(len(problem.items), dtype=np.int64)
-    taken = order[:fits]
     np.maximum.at(start, rises.item[taken], rises.option[taken])
     return Relaxation(prices, bound, start)
 
 
-def _fitting(rises: _Rises, order: Int[np.ndarray, " rises"], problem: Problem) -> int:
-    """How many steps in this order can be taken before one does not fit."""
-    spent = np.cumsum(rises.cost[order], axis=0)
-    return int(np.count_nonzero((spent <= problem.room).all(axis=1)))
+def _one_price(
+    rises: _Rises, problem: Problem
+) -> tuple[Float[np.ndarray, " 1"], Int[np.ndarray, " _"]]:
+    """The price for one budget, and the steps that fit before the one that sets it."""
+    density = rises.gain / rises.cost[:, 0]
+    order = np.argsort(-density, kind="stable")
+    fits = int(np.count_nonzero(np.cumsum(rises.cost[order, 0]) <= problem.room[0]))
+    return density[order[fits : fits + 1]], order[:fits]
 
 
 def _hull(item: Item) -> Int[np.ndarray, " corners"]:
@@ -103,6 +96,7 @@ class _Kind:
     """
 
     direction: Float[np.ndarray, " resources"]
+    rises: Int[np.ndarray, " rises"]
     density: Float[np.ndarray, " rises"]
     amount: Float[np.ndarray, " rises+1"]
     gain: Float[np.ndarray, " rises+1"]
@@ -123,12 +117,14 @@ def _kinds(rises: _Rises, problem: Problem) -> list[_Kind]:
         directions, np.split(order, np.cumsum(np.bincount(kind))[:-1]), strict=True
     ):
         total = [np.concatenate([[0.0], np.cumsum(x[part])]) for x in (amount, rises.gain)]
-        kinds.append(_Kind(direction / problem.room, density[part], *total))
+        kinds.append(_Kind(direction / problem.room, part, density[part], *total))
     return kinds
 
 
-def _several_prices(rises: _Rises, problem: Problem) -> Float[np.ndarray, " resources"]:
-    """Prices for several budgets, by a linear program whose steps are fine only where it matters.
+def _several_prices(
+    rises: _Rises, problem: Problem
+) -> tuple[Float[np.ndarray, " resources"], Int[np.ndarray, " _"]]:
+    """Prices for several budgets, and the whole steps in the optimum of the linear program.
 
     A program with every step as a variable is slow, and only the steps near the margin decide. Each
     kind of step starts in a few coarse pieces. The prices found say where each curve breaks (its
@@ -138,41 +134,57 @@ def _several_prices(rises: _Rises, problem: Problem) -> Float[np.ndarray, " reso
     """
     kinds = _kinds(rises, problem)
     ends = [np.unique(np.linspace(0, len(k.density), 9).astype(np.int64)) for k in kinds]
-    near = 2 ** np.arange(0, 20)
-    near = np.concatenate([-near, [0], near])
-    middle = float(np.median(np.concatenate([k.density / k.direction.sum() for k in kinds])))
-    prices, best = np.zeros(len(problem.room)), np.inf
+    near = np.concatenate([[0], 2 ** np.arange(20), -(2 ** np.arange(20))])
+    scale = float(np.median(np.concatenate([k.density / k.direction.sum() for k in kinds])))
+    best, prices, amounts = np.inf, np.zeros(len(problem.room)), np.zeros(len(kinds))
     for _ in range(20):
-        trial = _program(kinds, ends, middle)
+        trial, trial_amounts = _program(kinds, ends, scale)
         value, settled = float(trial.sum()), True
         for k, kind in enumerate(kinds):
-            at = int(np.count_nonzero(kind.density > trial @ kind.direction))
-            value += float(kind.gain[at] - trial @ kind.direction * kind.amount[at])
+            price = float(trial @ kind.direction)
+            at = int(np.count_nonzero(kind.density > price))
+            value += float(kind.gain[at]) - price * float(kind.amount[at])
             if at not in ends[k]:
                 settled = False
-                more = np.clip(at + near, 0, len(kind.density))
-                ends[k] = np.union1d(ends[k], more)
+                ends[k] = np.union1d(ends[k], np.clip(at + near, 0, len(kind.density)))
         if value < best:
-            prices, best = trial, value
+            best, prices, amounts = value, trial, trial_amounts
         if settled:
             break
-        middle = float(trial.max()) or middle
-    return np.asarray(prices / problem.room)
+        scale = float(trial.max()) or scale
+    return np.asarray(prices / problem.room), _whole(kinds, amounts, rises, problem)
+
+
+def _whole(
+    kinds: list[_Kind], amounts: Float[np.ndarray, " kinds"], rises: _Rises, problem: Problem
+) -> Int[np.ndarray, " _"]:
+    """The steps of each kind that its amount pays for in full, less the program's round-off."""
+    for share in (1e-9, 1e-6, 1e-3):
+        taken = np.concatenate(
+            [
+                kind.rises[: int(np.searchsorted(kind.amount, most, side="right")) - 1]
+                for kind, most in zip(kinds, (1 - share) * amounts + 1e-12, strict=True)
+            ]
+        )
+        if (rises.cost[taken].sum(axis=0) <= problem.room).all():
+            return taken
+    return np.zeros(0, dtype=np.int64)
 
 
 def _program(
     kinds: list[_Kind], ends: list[Int[np.ndarray, " _"]], scale: float
-) -> Float[np.ndarray, " resources"]:
-    """The dual prices, per whole budget, of the relaxation with pieces that end at `ends`.
+) -> tuple[Float[np.ndarray, " resources"], Float[np.ndarray, " kinds"]]:
+    """Prices per whole budget, and the amount bought of each kind, with pieces that end at `ends`.
 
     The solver's tolerances are absolute: each variable is scaled to a cost near 1, and gains by the
     expected price.
     """
     from scipy.optimize import linprog
 
+    pieces = [len(e) - 1 for e in ends]
     amount = np.concatenate([np.diff(k.amount[e]) for k, e in zip(kinds, ends, strict=True)])
     gain = np.concatenate([np.diff(k.gain[e]) for k, e in zip(kinds, ends, strict=True)])
-    direction = np.repeat([k.direction for k in kinds], [len(e) - 1 for e in ends], axis=0)
+    direction = np.repeat([k.direction for k in kinds], pieces, axis=0)
     size = direction.sum(axis=1)
     worth = gain / (amount * size * scale)
     solution = linprog(
@@ -183,5 +195,6 @@ def _program(
         method="highs",
     )
     if solution.status != 0:  # no prices: the bound is valid, if loose
-        return np.zeros(direction.shape[1])
-    return np.asarray(np.maximum(-solution.ineqlin.marginals, 0.0) * scale)
+        return np.zeros(direction.shape[1]), np.zeros(len(kinds))
+    bought = np.add.reduceat(solution.x / size, np.cumsum([0, *pieces[:-1]]))
+    return np.maximum(-solution.ineqlin.marginals, 0.0) * scale, bought

@@ -53,7 +53,7 @@ class _States:
 
 def search(problem: Problem, relaxed: Relaxation, gap: float, effort: int) -> Found:
     """The plan of least waste below `gap`, looking at about `effort` (state, option) pairs."""
-    cores = joint_cores(problem, relaxed, gap)
+    cores = joint_cores(problem, relaxed, gap, effort)
     left = problem.room - np.sum([core.cost[0] for core in cores], axis=0)
     if (left < 0).any():
         return Found(None, gap)

@@ -1,0 +1,1 @@
+"""Cut a trained model down to a plan: whitened truncation, refitting, streamed checkpoints."""

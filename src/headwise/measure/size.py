@@ -1,0 +1,95 @@
+"""How big a model is, counted: in its files, and in the cache that a forward pass leaves."""
+
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headwise.nn.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from headwise.plan import Plan
+
+# What older files store beside the parameters: masks and rotary frequencies.
+_NOT_PARAMETERS = ("inv_freq", "masked_bias", "position_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Numbers stored in a checkpoint's files."""
+
+    attn_params: int  # weights and biases of the four projections, all layers
+    total_params: int  # tied embeddings once
+
+
+def counted(checkpoint: Checkpoint) -> Counted:
+    """Parameters by the headers of the files."""
+    import torch
+
+    from headwise.nn.backbones_headwise import family_of, stock_attentions
+    from headwise.nn.build import inner
+    from headwise.nn.stock_names import stock_names
+
+    with torch.device("meta"):
+        model = _empty_model(checkpoint)
+    backbone = inner(model)
+    family = family_of(backbone.config.model_type)
+    within: set[Any] = set()
+    for layer, attention in stock_attentions(backbone):
+        norms = {m for n in ("q_norm", "k_norm") if (m := getattr(attention, n, None)) is not None}
+        within |= {p for m in attention.modules() if m not in norms for p in m.parameters(False)}
+        if family.holds_output:
+            within |= set(layer.get_submodule(family.holds_output).parameters())
+    wanted = {name for name, p in model.named_parameters() if p in within}
+    names = stock_names(checkpoint, model)
+    stored = checkpoint.stored
+    return Counted(
+        attn_params=sum(stored[names[name]].numel for name in wanted),
+        total_params=sum(
+            s.numel
+            for name, s in stored.items()
+            if s.dtype.is_floating_point
+            and name not in checkpoint.tied_copies
+            and not name.endswith(_NOT_PARAMETERS)
+            and len(s.shape) < 4 + (".weight" in name)  # GPT-2's masks are 4-dimensional "biases"
+        ),
+    )
+
+
+def plan_in(checkpoint: Checkpoint) -> Plan:
+    """The plan a checkpoint follows: its own, or the uniform one of a stock model."""
+    from headwise.nn.shapes import stock_plan
+    from headwise.nn.stock_names import config_of
+    from headwise.plan import Plan
+
+    config = config_of(checkpoint)
+    if config.model_type == "headwise":
+        return Plan.from_dict(config.plan, f"{checkpoint.folder}'s config")
+    return stock_plan(config)
+
+
+def cache_bytes(model: Any, n_tokens: int = 4) -> int:
+    """Bytes that one token leaves in a live key-value cache, all layers together."""
+    import torch
+
+    ids = torch.zeros((1, n_tokens), dtype=torch.long, device=model.device)
+    with torch.inference_mode():
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+    # A sliding layer may keep fewer tokens than it was given.
+    return sum(t.nbytes // t.shape[-2] for t in tensors)
+
+
+def _empty_model(checkpoint: Checkpoint) -> Any:
+    from headwise.nn.backbones_headwise import family_of
+    from headwise.nn.shapes import TASKS, plan_errors, stock_class
+    from headwise.nn.stock_names import config_of
+
+    config = config_of(checkpoint)
+    ours = config.model_type == "headwise"
+    with plan_errors():
+        causal = family_of((config.backbone if ours else config).model_type).causal
+        task = "causal-lm" if causal else "bare"
+        return TASKS[task](config) if ours else stock_class(config, task)(config)

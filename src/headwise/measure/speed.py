@@ -1,0 +1,91 @@
+"""Tokens per second of several models side by side.
+
+The models take turns within every repetition, first in one order, then in the other, after a
+warm-up that is not counted: a machine that slows down slows all of them, and their ratio stays
+fair. Given are the median and the spread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens per second: the median, the slowest and the fastest repetition."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Reading a prompt at once, and writing token by token after it (causal models only)."""
+
+    prefill: Rate
+    decode: Rate | None
+
+
+def speeds(
+    models: Sequence[Any],
+    *,
+    prompt: int = 128,
+    new_tokens: int = 16,
+    repeats: int = 5,
+) -> tuple[Speed, ...]:
+    """The speed of each model with one sequence of `prompt` tokens; no decoding if none are new."""
+    prefills: list[list[float]] = [[] for _ in models]
+    decodes: list[list[float]] = [[] for _ in models]
+    for turn in range(repeats + 1):
+        order = range(len(models)) if turn % 2 else range(len(models) - 1, -1, -1)
+        for i in order:
+            prefill, decode = _timed(models[i], prompt, new_tokens)
+            if turn:
+                prefills[i].append(prompt / prefill)
+                decodes[i].append(new_tokens / decode)
+    return tuple(
+        Speed(_rate(p), _rate(d) if new_tokens else None)
+        for p, d in zip(prefills, decodes, strict=True)
+    )
+
+
+def _timed(model: Any, prompt: int, new_tokens: int) -> tuple[float, float]:
+    """Seconds for the prompt, and for the new tokens after it."""
+    import torch
+
+    vocabulary = model.get_input_embeddings().weight.size(0)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (1, prompt), generator=generator).to(model.device)
+    causal = {"use_cache": True} if new_tokens else {}
+    with torch.inference_mode():
+        start = _now(ids)
+        output = model(input_ids=ids, **causal)
+        middle = _now(ids)
+        token = output.logits[:, -1:].argmax(-1) if new_tokens else ids
+        for _ in range(new_tokens):
+            output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+            token = output.logits[:, -1:].argmax(-1)
+        return middle - start, max(_now(ids) - middle, 1e-9)
+
+
+def _now(on: Tensor) -> float:
+    """The time when everything asked of the device is done."""
+    import torch
+
+    if on.device.type == "cuda":
+        torch.cuda.synchronize(on.device)
+    elif on.device.type == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter()
+
+
+def _rate(rates: Sequence[float]) -> Rate:
+    return Rate(median=statistics.median(rates), low=min(rates), high=max(rates))

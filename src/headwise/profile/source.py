@@ -1,0 +1,199 @@
+"""The two inputs of a profile: a model, ready to be listened to, and its text in sequences."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from headwise.data.text import Text
+from headwise.data.tokens import load_tokenizer, refuse_absent_path, token_stream
+from headwise.devices import Dtype, chosen_device
+from headwise.errors import HeadwiseError
+from headwise.nn.backbones_headwise import FAMILIES
+from headwise.nn.build import convert
+from headwise.nn.modeling_headwise import (
+    HeadwiseForMaskedLM,
+    HeadwiseModel,
+    HeadwisePreTrainedModel,
+)
+from headwise.nn.sources import model_folder
+from headwise.profile.objectives import Objective
+from headwise.profile.settings import ProfileSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Token sequences of one length, what is asked about them, and where they are from."""
+
+    ids: Int[np.ndarray, "sequences length"]
+    objective: Objective
+    source: str
+    sha256: str
+    mask_token: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How a model is loaded; `device_map` spreads it over devices, as in transformers."""
+
+    device: str = "auto"
+    dtype: Dtype = "auto"
+    trust_remote_code: bool = False
+    tokenizer: str | None = None
+    device_map: str | dict[str, Any] | None = None
+
+
+def load_profiled(
+    name: str, loading: Loading | None = None
+) -> tuple[HeadwisePreTrainedModel, PreTrainedTokenizerBase]:
+    """The model with headwise attention, in evaluation mode, and its tokenizer.
+
+    A causal family is loaded with its head; an encoder with its masked-token head where the
+    checkpoint has one, otherwise bare.
+    """
+    how = loading or Loading()
+    refuse_absent_path(name, "a Hugging Face folder with config.json and weights")
+    folder = model_folder(name)
+    words = load_tokenizer(how.tokenizer or folder, trust_remote_code=how.trust_remote_code)
+    place = chosen_device(how.device)
+    number = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(
+        how.dtype, torch.float32 if place == "cpu" else "auto"
+    )
+    try:
+        auto, trust = _auto_class(folder, how.trust_remote_code), how.trust_remote_code
+        stock = auto.from_pretrained(folder, dtype=number, trust_remote_code=trust)
+    # transformers raises many kinds here: OSError, ValueError, its own and safetensors'.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise HeadwiseError(
+            f"{name} could not be loaded as a model ({type(error).__name__}: {reason}); give a "
+            "Hugging Face folder with config.json and weights."
+        ) from error
+    model: Any = stock if isinstance(stock, HeadwisePreTrainedModel) else convert(stock)
+    del stock
+    placed = model.to(place) if how.device_map is None else _spread(model, how.device_map)
+    return placed.eval(), words
+
+
+def _auto_class(name: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    family = FAMILIES.get(getattr(config, "backbone", config).model_type)
+    if family is None or family.causal:
+        return AutoModelForCausalLM
+    heads = config.architectures or [""]
+    return AutoModelForMaskedLM if heads[0].endswith("ForMaskedLM") else AutoModel
+
+
+def _spread(model: Any, device_map: str | dict[str, Any]) -> Any:
+    """The converted model on several devices; names are those of the stock model."""
+    from accelerate import dispatch_model, infer_auto_device_map  # type: ignore[import-untyped]
+    from accelerate.utils import get_balanced_memory  # type: ignore[import-untyped]
+
+    if isinstance(device_map, dict):
+        prefix = "" if "" in device_map else "backbone."
+        return dispatch_model(model, {f"{prefix}{n}": d for n, d in device_map.items()})
+    if device_map in {"cpu", "cuda", "mps"}:
+        return model.to(device_map)
+    layers = list(model.backbone._no_split_modules or [])
+    memory = None
+    if device_map != "sequential":
+        memory = get_balanced_memory(
+            model, no_split_module_classes=layers, low_zero=device_map == "balanced_low_0"
+        )
+    return dispatch_model(
+        model, infer_auto_device_map(model, max_memory=memory, no_split_module_classes=layers)
+    )
+
+
+def objective_of(model: HeadwisePreTrainedModel) -> Objective:
+    """What the sensitivities of this model are sensitivities of."""
+    if isinstance(model, HeadwiseModel):
+        return "embedding"
+    return "masked-token" if isinstance(model, HeadwiseForMaskedLM) else "next-token"
+
+
+def sequences(
+    model: HeadwisePreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: Text,
+    settings: ProfileSettings,
+) -> Sequences:
+    """The text in sequences of `settings.length`; tokens short of a last one are dropped.
+
+    An encoder's sequences carry the first and last token its tokenizer puts around a text.
+    """
+    objective = objective_of(model)
+    first, last = None, None
+    if objective != "next-token":
+        first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    if objective == "masked-token" and tokenizer.mask_token_id is None:
+        raise HeadwiseError(
+            "this model predicts masked tokens, but its tokenizer has no mask token; give the "
+            "tokenizer that belongs to the model."
+        )
+    ends = sum(x is not None for x in (first, last))
+    inside = settings.length - ends
+    stream = token_stream(tokenizer, text.documents, most=settings.tokens)
+    n = len(stream) // inside
+    if n == 0:
+        raise HeadwiseError(
+            f"{text.source} has {len(stream)} tokens, but one sequence needs {inside}; give more "
+            "text or a smaller --length."
+        )
+    known = model.get_input_embeddings().weight.size(0)  # type: ignore[operator]
+    if int(stream.max()) >= known:
+        raise HeadwiseError(
+            f"the tokenizer gives token {int(stream.max())}, but the model knows only {known}; "
+            "give the tokenizer that belongs to the model."
+        )
+    ids = stream[: n * inside].reshape(n, inside).astype(np.int64)
+    for token, side in ((first, 0), (last, 1)):
+        if token is not None:
+            column = np.full((n, 1), token)
+            ids = np.hstack([ids, column] if side else [column, ids])
+    return Sequences(ids, objective, text.source, text.sha256, tokenizer.mask_token_id)
+
+
+def weights_sha256(model: HeadwisePreTrainedModel) -> str:
+    """A fingerprint of the weights (names, shapes, sums), which refuses those that are broken."""
+    digest = hashlib.sha256()
+    for name, p in _parameters(model):
+        exact = torch.float32 if p.device.type == "mps" else torch.float64
+        total = float(p.detach().sum(dtype=exact))
+        if not np.isfinite(total):
+            raise HeadwiseError(
+                f"the weights of {name.removeprefix('backbone.')} must be finite, got NaN or "
+                "infinite numbers; the checkpoint is broken, fetch it again."
+            )
+        digest.update(f"{name} {tuple(p.shape)} {total.hex()}\n".encode())
+    return digest.hexdigest()
+
+
+def _parameters(model: HeadwisePreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter with its numbers, those that accelerate keeps elsewhere too."""
+    from accelerate.utils import align_module_device
+
+    for owner, module in model.named_modules():
+        with align_module_device(module):
+            for name, p in module.named_parameters(recurse=False):
+                yield f"{owner}.{name}", p
+
+
+def input_device(model: HeadwisePreTrainedModel) -> torch.device:
+    """Where token ids go; inputs of a module kept elsewhere are moved by accelerate."""
+    device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment]
+    return torch.device("cpu") if device.type == "meta" else device

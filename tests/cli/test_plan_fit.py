@@ -1,0 +1,174 @@
+"""`headwise plan fit` as a user runs it; the profile is made by hand, no model is needed."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from headwise.artifacts import sha256
+from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
+from headwise.planning.cost import cost
+from headwise.profile.format import RECORD, TENSORS, ProfileRecord
+
+LAYERS, GROUPS, QK, VO = 5, 2, 32, 32
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """A profile folder with random sensitivities, earlier layers ten times more sensitive."""
+    shape = ModelShape(
+        n_layers=LAYERS,
+        d_model=64,
+        context=99,
+        n_heads=6,
+        n_kv_heads=GROUPS,
+        qk_dim=QK,
+        vo_dim=VO,
+        vocab_size=11,
+        ffn_dim=13,
+    )
+    planes = tuple(range(QK // 2))
+    head = HeadSpec(qk_dim=QK, vo_dim=VO, queries=3, score_scale=0.25, rotary_planes=planes)
+    plan = Plan(shape=shape, layers=(LayerPlan(heads=(head,) * GROUPS),) * LAYERS)
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for i in range(LAYERS):
+        for part, n in (("vo", VO), ("plane", QK // 2)):
+            for measure in ("sensitivity", "energy"):
+                values = rng.exponential(size=(GROUPS, n)) * 0.01 * 10 ** (-i / 4)
+                tensors[f"layers.{i}.{part}_{measure}"] = values.astype(np.float32)
+        tensors[f"layers.{i}.jacobian_norm"] = np.full((2, 6), 0.1 / (1 + i), np.float32)
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    save_file(tensors, folder / TENSORS)
+    record = ProfileRecord(
+        model="tiny",
+        weights_sha256="0" * 64,
+        dtype="float32",
+        device="cpu",
+        objective="next-token",
+        text={"source": "made up", "sha256": "0" * 64},
+        settings={"length": 8, "tokens": 64, "chunk": 4, "seed": 0},
+        sequences=8,
+        tokens=64,
+        loss=2.5,
+        lengths=(4, 8),
+        qk_whole=False,
+        centred=False,
+        versions={},
+        plan={"format": plan.format, **plan.to_dict()},
+        tensors={name: x.shape for name, x in tensors.items()},
+        tensors_sha256=sha256(folder / TENSORS),
+    )
+    (folder / RECORD).write_text(json.dumps(record.model_dump(mode="json")))
+    return folder
+
+
+def test_a_plan_is_fitted_and_written(headwise, profile, tmp_path):
+    out = tmp_path / "plan.json"
+    done = headwise("plan", "fit", profile, "--attn-params", "75%", "--kv-bytes", "80%", "-o", out)
+    assert done.code == 0, done.err
+    assert "Predicted: loss +" in done.out
+    plan = Plan.from_json(out.read_text())
+    assert plan.origin.profile_sha256 == sha256(profile / RECORD)
+    assert plan.origin.policy == "sensitivity"
+    assert "plan fit" in plan.origin.command
+    assert plan.layers[0].heads[0].score_scale == 0.25
+    dense = cost(Plan.uniform(plan.shape))
+    assert cost(plan).attn_params <= 0.75 * dense.attn_params
+    assert cost(plan).kv_bytes <= 0.8 * dense.kv_bytes
+    again = headwise("plan", "fit", profile, "--attn-params", "75%", "-o", out)
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_json_has_the_prediction(headwise, profile):
+    done = headwise("plan", "fit", profile, "--attn-params", "50%", "--json")
+    predicted = json.loads(done.out)["predicted"]
+    assert predicted["exact"] is True
+    assert predicted["perplexity_ratio"] == pytest.approx(math.exp(predicted["loss_increase"]))
+
+
+@pytest.mark.parametrize(("given", "most"), [("0.05", 0.05), ("5%", math.log(1.05))])
+def test_a_quality_target(headwise, profile, given, most):
+    done = headwise("plan", "fit", profile, "--max-loss", given, "--multiple-of", 2, "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert 0.9 * most < document["predicted"]["loss_increase"] <= most
+    assert document["share"]["attn_params"] < 1
+
+
+def test_the_least_of_another_resource(headwise, profile):
+    options = ("plan", "fit", profile, "--max-loss", "0.1", "--json", "--multiple-of", 2)
+    by_kv = json.loads(headwise(*options, "--least", "kv-bytes").out)["cost"]["kv_bytes"]
+    by_params = json.loads(headwise(*options).out)["cost"]["kv_bytes"]
+    assert by_kv <= by_params
+
+
+def test_pareto(headwise, profile):
+    done = headwise("plan", "fit", profile, "--pareto", "90%,75%,50%")
+    assert "Budgets for attention parameters, policy sensitivity" in done.out
+    done = headwise("plan", "fit", profile, "--pareto", "90%,75%,50%", "--json")
+    rows = json.loads(done.out)["rows"]
+    assert [r["budget"] for r in rows] == ["90%", "75%", "50%"]
+    losses = [r["loss_increase"] for r in rows]
+    assert losses == sorted(losses)
+    assert losses[0] > 0
+
+
+@pytest.mark.parametrize("policy", ["uniform", "linear", "saturation", "energy"])
+def test_no_policy_predicts_less_than_the_sensitivities(headwise, profile, policy):
+    options = ("plan", "fit", profile, "--attn-params", "70%", "--json")
+    ours = json.loads(headwise(*options).out)["predicted"]["loss_increase"]
+    done = headwise(*options, "--policy", policy)
+    assert json.loads(done.out)["predicted"]["loss_increase"] > ours
+    assert json.loads(done.out)["plan"]["origin"]["policy"] == policy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "a fit needs a budget such as --attn-params 75%"),
+        (("--attn-params", "1%"), "smallest allowed plan costs"),
+        (("--max-loss", "-1"), "--max-loss must be nats per token (0.05)"),
+        (("--max-loss", "often"), "got 'often'"),
+        (("--max-loss", "0", "--attn-params", "50%"), "even the largest plan within the budget"),
+        (("--least", "kv", "--max-loss", "1"), "--least must be a resource, got 'kv'"),
+        (("--pareto", "90%", "--max-loss", "1"), "--pareto prints a table"),
+        (("--pareto", "90%,many"), "got 'many'"),
+        (("--attn-params", "75%", "--policy", "theory"), "policy must be one that is known"),
+        (("--attn-params", "75%", "--granularity", "heads"), "Did you mean 'head'?"),
+        (("--attn-params", "75%", "--multiple-of", "0"), "must be at least 1"),
+    ],
+)
+def test_wrong_input_is_one_sentence(headwise, profile, options, message):
+    done = headwise("plan", "fit", profile, *options)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_profile(headwise, tmp_path):
+    done = headwise("plan", "fit", tmp_path, "--attn-params", "75%")
+    assert done.code == 2
+    assert "is no profile (it has no profile.json)" in done.err
+
+
+def test_a_fit_needs_no_torch(profile):
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from headwise.profile.format import Profile\n"
+        "from headwise.profile.worth import fit_task\n"
+        "from headwise.planning.fit import fit\n"
+        "from headwise.planning.worth_curves import FitRules\n"
+        "from headwise.plan import Budget, Limit\n"
+        f"task = fit_task(Profile.read(Path({str(profile)!r})), 'sensitivity', FitRules())\n"
+        "fit(task, Budget(attn_params=Limit(share=0.75)))\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

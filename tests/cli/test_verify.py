@@ -1,0 +1,197 @@
+import json
+
+import pytest
+import torch
+import transformers
+import typer
+from transformers import AutoModel, BertConfig, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from headwise.cli.verify import verify
+from headwise.data.text import read_source
+from headwise.data.tokens import trained_tokenizer
+from headwise.errors import HeadwiseError
+from headwise.nn import registration
+from headwise.nn.build import convert, plan_of
+from headwise.nn.slicing import Kept, sliced
+
+registration.install()
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+app = typer.Typer()
+app.command()(verify)
+
+TEXT = "The quick brown fox jumps over the lazy dog.\n" * 7
+SIZES = {
+    "vocab_size": 269,
+    "hidden_size": 42,
+    "intermediate_size": 37,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 67,
+}
+
+
+def _random(model):
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * (0.2 if p.ndim > 1 else 0.5))
+    return model.eval()
+
+
+def _saved(stock, folder):
+    """The stock model and a cut of it (half the value columns), each with a tokenizer."""
+    torch.set_num_threads(1)
+    tokenizer = trained_tokenizer([TEXT], 263)
+    tokenizer.pad_token = tokenizer.eos_token
+    whole = convert(stock)
+    kept = [
+        [
+            Kept(range(len(h.rotary_planes)), range(h.qk_dim - 2 * len(h.rotary_planes)), range(3))
+            for h in layer.heads
+        ]
+        for layer in plan_of(whole).layers
+    ]
+    cut = sliced(whole, kept)
+    for model, name in ((stock, "dense"), (cut, "cut"), (whole, "same")):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, head_dim=10)
+    return _saved(_random(LlamaForCausalLM(config)), tmp_path_factory.mktemp("causal"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return _saved(
+        _random(AutoModel.from_config(BertConfig(**SIZES))), tmp_path_factory.mktemp("encoder")
+    )
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def other(tmp_path):
+    path = tmp_path / "b.txt"
+    path.write_text("Another text altogether, of other words.\n" * 5)
+    return path
+
+
+def _run(folder, name, *arguments, code=0):
+    words = [folder / name, "--against", folder / "dense", "--device", "cpu", *arguments]
+    result = CliRunner().invoke(app, [*map(str, words)])
+    assert result.exit_code == code, (result.exception, result.output)
+    return result
+
+
+def _document(*arguments, **how):
+    return json.loads(_run(*arguments, "--json", "--repeats", 1, **how).stdout)
+
+
+def test_one_document_says_it_all(causal, text, other, tmp_path):
+    found = _document(
+        causal, "cut", "--text", text, "--other-text", other, "-o", tmp_path / "v.json"
+    )
+    assert found == json.loads((tmp_path / "v.json").read_text())
+    assert [t["role"] for t in found["texts"]] == ["calibration domain", "other text"]
+    assert [t["sha256"] for t in found["texts"]] == [
+        read_source(str(p)).sha256 for p in (text, other)
+    ]
+    for t in found["texts"]:
+        assert t["ratio"] == pytest.approx(t["perplexity"] / t["dense_perplexity"])
+        assert 0 <= t["top_agreement"] < 1
+        assert t["kl"] > 0
+        assert sum(b["tokens"] for b in t["by_position"]) == t["tokens"]
+    # Two key/value heads with three queries each, 10 wide: values and outputs cut to 3.
+    size = found["size"]
+    assert size["attn_params"]["dense"] == 2 * 42 * 10 * (6 + 2 + 2 + 6)
+    assert size["attn_params"]["cut"] == 2 * 42 * (10 * (6 + 2) + 3 * (2 + 6))
+    assert size["kv_bytes"]["dense"] == 2 * 2 * (10 + 10) * 4
+    assert size["kv_bytes"]["cut"] == 2 * 2 * (10 + 3) * 4
+    for one in size.values():
+        assert one["cut"] == one["cut_plan"]
+        assert one["dense"] == one["dense_plan"]
+    assert found["speed"]["prompt"] == 67 - 16
+    assert found["speed"]["decode"]["ratio"] > 0
+    assert found["met"] is True
+    assert ["does not say which text" in w for w in found["warnings"]] == [True]
+
+
+def test_an_uncut_model_has_lost_nothing(causal, text):
+    found = _document(causal, "same", "--text", text, "--max-ratio", "1.0001")
+    assert found["texts"][0]["ratio"] == pytest.approx(1, abs=1e-5)
+    assert found["texts"][0]["top_agreement"] == 1
+    assert found["texts"][0]["kl"] < 1e-6
+    assert found["size"]["attn_params"]["share"] == 1
+
+
+def test_the_exit_code_says_that_a_target_was_missed(causal, text):
+    arguments = ("cut", "--text", text, "--max-ratio", "0.01", "--max-attn-params", "70%")
+    result = _run(causal, *arguments, "--repeats", 0, code=1)
+    assert "Missed: --max-ratio asked for at most 0.01, but it is" in result.stderr
+    assert "--max-attn-params" not in result.stderr  # 65%
+    result = _run(causal, "cut", "--text", text, "--max-total-params", "1k", "--repeats", 0, code=1)
+    assert "--max-total-params asked for at most 1,000, but it is" in result.stderr
+    found = _document(causal, "cut", "--text", text, "--max-kv-bytes", "64%", code=1)
+    assert found["met"] is False
+    assert found["targets"] == [
+        {"option": "--max-kv-bytes", "limit": 204.0, "found": 208.0, "met": False}
+    ]
+    _run(causal, "cut", "--text", text, "--max-kv-bytes", "65%", "--repeats", 0)
+    _run(causal, "cut", "--text", text, "--min-agreement", "1", "--repeats", 0, code=1)
+
+
+def test_people_read_one_table(causal, text, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = _run(causal, "cut", "--text", text, "--repeats", 1).stdout
+    for word in ("perplexity, a.txt", "top token agrees", "attention parameters", "decode"):
+        assert word in lines
+
+
+def test_calibration_text_is_not_passed_off_as_evaluation(causal, text, other):
+    record = causal / "cut" / "headwise.json"
+    record.write_text(json.dumps({"profile": [{"text_sha256": read_source(str(text)).sha256}]}))
+    try:
+        found = _document(causal, "cut", "--text", text, "--other-text", other)
+    finally:
+        record.unlink()
+    assert [t["is_calibration_text"] for t in found["texts"]] == [True, False]
+    assert ["calibrated on, so its figures flatter" in w for w in found["warnings"]] == [True]
+
+
+def test_encoders_are_compared_by_their_embeddings(encoder, text):
+    found = _document(encoder, "same", "--text", text, "--min-cosine", "0.9999")
+    assert found["kind"] == "encoder"
+    assert found["texts"][0]["cosine"] == pytest.approx(1, abs=1e-6)
+    assert set(found["size"]) == {"attn_params", "total_params"}
+    assert "decode" not in found["speed"]
+    cut = _document(encoder, "cut", "--text", text, "--min-cosine", "0.9999", code=1)
+    assert cut["texts"][0]["least_cosine"] <= cut["texts"][0]["cosine"] < 0.9999
+    assert cut["size"]["attn_params"]["cut"] == cut["size"]["attn_params"]["cut_plan"]
+    result = _run(encoder, "cut", "--text", text, "--max-ratio", "2", code=1)
+    assert "not a target for encoder models" in str(result.exception)
+
+
+def test_bad_input_is_one_sentence(causal, encoder, text, tmp_path):
+    def message(*words):
+        result = CliRunner().invoke(app, [*map(str, words)])
+        assert isinstance(result.exception, HeadwiseError), result.exception
+        return str(result.exception)
+
+    dense = ("--against", causal / "dense", "--text", text)
+    assert "does not exist" in message(tmp_path / "none", *dense)
+    assert "at most the model's context of 67" in message(causal / "cut", *dense, "--window", 68)
+    assert "share above 0%" in message(causal / "cut", *dense, "--max-attn-params", "0.5")
+    assert "cannot be compared" in message(encoder / "cut", *dense)
+    (tmp_path / "v.json").touch()
+    assert "exists already" in message(causal / "cut", *dense, "-o", tmp_path / "v.json")
