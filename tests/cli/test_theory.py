@@ -89,7 +89,7 @@ def test_measured_tokens_replace_the_token_width(headwise, tmp_path):
         ("theory bound --width 9 --token-dim 3 --heads 1 --kernel nan", "Kernel weights"),
         (
             "theory bound --width 9 --token-dim 3 --heads 1 --plot x.gif",
-            "must end in .png, .svg or",
+            "must end in .png, .svg, .html, got",
         ),
         ("theory bound --width 9 --heads 1", "One of --token-dim and --vectors is needed"),
         (

@@ -27,9 +27,10 @@ _ORDERS = {
     "auto classes first": "from transformers import AutoModel, AutoConfig\n" + _HEADWISE + _CHECK,
     "our model first": _HEADWISE + "import headwise.nn.modeling_headwise\n" + _CHECK,
     "in a thread": _HEADWISE
-    + "import threading\n"
-    + "t = threading.Thread(target=lambda: __import__('transformers').AutoModelForCausalLM)\n"
-    + "t.start(); from transformers import AutoModelForCausalLM; t.join()\n"
+    # transformers itself first: its own first import is not safe in two threads at once
+    + "import threading, transformers\n"
+    + "t = threading.Thread(target=lambda: transformers.AutoModelForCausalLM)\n"
+    + "t.start(); transformers.AutoModelForCausalLM; t.join()\n"
     + _CHECK,
 }
 

@@ -215,6 +215,22 @@ class TestPromises:
         value = solve(curves, budgets).value
         assert solve(shuffled, budgets).value == pytest.approx(value, rel=CLOSE, abs=CLOSE)
 
+    @pytest.mark.parametrize("n_resources", [1, 2])
+    def test_round_off_in_merged_curves_does_no_harm(self, n_resources):
+        """Sums of thirds and the like are concave but for their last digit; all budgets at once."""
+        harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, 17))])
+        curves = [
+            Curve(weight * harmonic / harmonic[-1], (3,) * n_resources, floor=2)
+            for weight in np.linspace(1.0, 0.25, 7)
+            for _ in range(4)
+        ]
+        rises = np.sort(np.concatenate([np.diff(c.values[2:]) for c in curves]))[::-1]
+        base = sum(float(c.values[2]) for c in curves)
+        for steps in range(len(rises) + 1):
+            budgets = tuple(3 * (2 * len(curves) + steps) + r for r in range(n_resources))
+            found = solve(curves, budgets)
+            assert found.value == pytest.approx(base + rises[:steps].sum(), rel=CLOSE)
+
     def test_the_same_question_has_the_same_answer(self):
         curves, budgets = large_problem(kinds=7)
         assert solve(curves, budgets) == solve(curves, budgets)

@@ -8,7 +8,17 @@ from typing import Annotated, NoReturn
 import typer
 
 from headwise import __version__
-from headwise.cli import evaluate, generate, plan, plan_fit, profile, theory, train, verify
+from headwise.cli import (
+    compress,
+    evaluate,
+    generate,
+    plan,
+    plan_fit,
+    profile,
+    theory,
+    train,
+    verify,
+)
 from headwise.errors import HeadwiseError
 
 app = typer.Typer(
@@ -21,6 +31,7 @@ app = typer.Typer(
 app.add_typer(plan.app, name="plan")
 app.add_typer(theory.app, name="theory")
 plan.app.command("fit")(plan_fit.fit)
+app.command("compress")(compress.compress)
 app.command("profile")(profile.profile)
 app.command("verify")(verify.verify)
 app.command("train")(train.train)

@@ -41,13 +41,15 @@ def numbers(text: str, name: str) -> tuple[float, ...]:
         ) from None
 
 
-def budget(given: dict[Resource, Sequence[str] | None]) -> Budget:
-    """The budget of options that may each be given once."""
+def budget(
+    given: dict[Resource, Sequence[str] | None], names: dict[Resource, str] | None = None
+) -> Budget:
+    """The budget of options that may each be given once; `names` of options that differ."""
     from headwise.plan import Budget, Limit
 
     limits: dict[str, Limit] = {}
     for resource, texts in given.items():
-        option = f"--{resource.replace('_', '-')}"
+        option = (names or {}).get(resource, f"--{resource.replace('_', '-')}")
         for text in texts or ():
             limit = Limit.parse(text, option)
             if limits.setdefault(resource, limit) != limit:

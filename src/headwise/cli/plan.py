@@ -33,7 +33,8 @@ Limits = list[str] | None
 _LIMIT_HELP = "a share of the uniform model (75%) or a number (1.2M)"
 
 
-def _limit(what: str) -> Any:
+def limit_option(what: str) -> Any:
+    """An option for one limit of a budget."""
     # A list, so that an option given twice can be refused instead of silently winning.
     return typer.Option(help=f"{what}: {_LIMIT_HELP}.", metavar="LIMIT")
 
@@ -44,10 +45,10 @@ def new(
     d_model: Annotated[int, typer.Option(help="Width of the model.")],
     heads: Annotated[int, typer.Option(help="Query heads per layer of the uniform model.")],
     context: Annotated[int, typer.Option(help="Tokens a head attends to.")],
-    attn_params: Annotated[Limits, _limit("Attention parameters")] = None,
-    total_params: Annotated[Limits, _limit("All parameters")] = None,
-    kv_bytes: Annotated[Limits, _limit("KV bytes per token")] = None,
-    flops: Annotated[Limits, _limit("FLOPs per token")] = None,
+    attn_params: Annotated[Limits, limit_option("Attention parameters")] = None,
+    total_params: Annotated[Limits, limit_option("All parameters")] = None,
+    kv_bytes: Annotated[Limits, limit_option("KV bytes per token")] = None,
+    flops: Annotated[Limits, limit_option("FLOPs per token")] = None,
     policy: Annotated[str, typer.Option(help="theory, uniform or linear.")] = "theory",
     kv_heads: Annotated[
         int | None, typer.Option(help="Key/value heads (default: --heads).")
@@ -114,8 +115,8 @@ def new(
     plan = plan.model_copy(update={"origin": origin})
     if output:
         write_text(output, plan.to_json(), force=force)
-    document = {"plan": plan.to_dict() | {"format": plan.format}, **_costs(plan, None)}
-    show(document, as_json=json, render=_picture(plan))
+    document = {"plan": plan.to_dict() | {"format": plan.format}, **costs(plan, None)}
+    show(document, as_json=json, render=picture(plan))
     if output:
         say(f"Wrote {output}.")
 
@@ -131,8 +132,8 @@ def show_plan(
     plan = _read(plan_file)
     if plot:
         draw(plot, lambda charts: charts.plan_chart(plan), force=force)
-    document = {"plan": plan.to_dict() | {"format": plan.format}, **_costs(plan, None)}
-    show(document, as_json=json, render=_picture(plan))
+    document = {"plan": plan.to_dict() | {"format": plan.format}, **costs(plan, None)}
+    show(document, as_json=json, render=picture(plan))
 
 
 @app.command()
@@ -148,7 +149,7 @@ def cost(
     Example: headwise plan cost plan.json --context 4096
     """
     plan = _read(plan_file)
-    document = _costs(plan, context)
+    document = costs(plan, context)
     show(document, as_json=json, render=_cost_table(document))
 
 
@@ -158,7 +159,8 @@ def _read(path: Path) -> Plan:
     return Plan.from_json(read_text(path, "a plan file"), str(path))
 
 
-def _costs(plan: Plan, context: int | None) -> dict[str, Any]:
+def costs(plan: Plan, context: int | None) -> dict[str, Any]:
+    """The costs of a plan and of its dense model, JSON-ready."""
     from headwise.plan import RESOURCES
     from headwise.planning.cost import cost as plan_cost
     from headwise.planning.cost import dense_cost
@@ -182,7 +184,7 @@ def _cost_table(document: dict[str, Any]) -> RenderableType:
     return table(title, ("", ">plan", ">uniform dense", ">share"), rows)
 
 
-def _picture(plan: Plan) -> RenderableType:
+def picture(plan: Plan) -> RenderableType:
     """The layers as a table with bars, runs of equal layers in one row, then the costs."""
     from rich.console import Group
 
@@ -198,7 +200,7 @@ def _picture(plan: Plan) -> RenderableType:
     columns = ("layers", "heads × qk/vo width", "query-key", "value-output")
     notes = [f"Note: {note}." for note in plan.origin.notes]
     layers = table(_title(plan), columns, rows)
-    return Group(layers, *notes, _cost_table(_costs(plan, None)))
+    return Group(layers, *notes, _cost_table(costs(plan, None)))
 
 
 def _title(plan: Plan) -> str:

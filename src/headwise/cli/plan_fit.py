@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def fit(
     profile: Annotated[Path, typer.Argument(help="A profile folder.", show_default=False)],
-    attn_params: Annotated[plan_cli.Limits, plan_cli._limit("Attention parameters")] = None,
-    total_params: Annotated[plan_cli.Limits, plan_cli._limit("All parameters")] = None,
-    kv_bytes: Annotated[plan_cli.Limits, plan_cli._limit("KV bytes per token")] = None,
-    flops: Annotated[plan_cli.Limits, plan_cli._limit("FLOPs per token")] = None,
+    attn_params: Annotated[plan_cli.Limits, plan_cli.limit_option("Attention parameters")] = None,
+    total_params: Annotated[plan_cli.Limits, plan_cli.limit_option("All parameters")] = None,
+    kv_bytes: Annotated[plan_cli.Limits, plan_cli.limit_option("KV bytes per token")] = None,
+    flops: Annotated[plan_cli.Limits, plan_cli.limit_option("FLOPs per token")] = None,
     max_loss: Annotated[
         str | None,
         typer.Option(
@@ -92,12 +92,12 @@ def fit(
         _show_pareto(task, read, budget, resource, pareto, json=json)
         return
     found = best_fit(task, budget) if rise is None else least_fit(task, rise, resource, budget)
-    plan = _with_origin(found, read)
+    plan = with_origin(found, read)
     if output:
         write_text(output, plan.to_json(), force=force)
     document = {
         "plan": plan.to_dict() | {"format": plan.format},
-        **plan_cli._costs(plan, context),
+        **plan_cli.costs(plan, context),
         "predicted": _predicted(found),
     }
     show(document, as_json=json, render=_picture(plan, found, read))
@@ -134,7 +134,8 @@ def _rise(text: str) -> float:
     return math.log1p(value / 100) if text.strip().endswith("%") else value
 
 
-def _with_origin(found: Fit, profile: Profile) -> Plan:
+def with_origin(found: Fit, profile: Profile) -> Plan:
+    """The fitted plan, with the command, versions and profile it came from."""
     from headwise.artifacts import versions
 
     notes = (*profile.record.notes, f"predicted loss increase {found.loss_increase:.6g}")
@@ -170,7 +171,7 @@ def _words(found: Fit, profile: Profile) -> str:
 def _picture(plan: Plan, found: Fit, profile: Profile) -> RenderableType:
     from rich.console import Group
 
-    return Group(plan_cli._picture(plan), _words(found, profile))
+    return Group(plan_cli.picture(plan), _words(found, profile))
 
 
 def _show_pareto(
@@ -182,7 +183,7 @@ def _show_pareto(
     option = f"--pareto {resource.replace('_', '-')}"
     limits = [Limit.parse(part, option) for part in shares.split(",")]
     found = [(x, best_fit(task, budget.model_copy(update={resource: x}))) for x in limits]
-    costs = [plan_cli._costs(f.plan, task.context)["share"] for _, f in found]
+    costs = [plan_cli.costs(f.plan, task.context)["share"] for _, f in found]
     document = {
         "resource": resource,
         "policy": task.policy,

@@ -137,15 +137,25 @@ def verify(
         "--min-agreement": min_agreement,
         "--min-cosine": min_cosine,
     }
-    targets = [*_quality_targets(document, quality), *_size_targets(document, sizes)]
-    document["targets"] = [
-        {"option": t.option, "limit": t.limit, "found": t.found, "met": t.met} for t in targets
-    ]
-    document["met"] = all(t.met for t in targets)
+    targets = [*quality_targets(document, quality), *_size_targets(document, sizes)]
+    judge(document, targets)
     if output is not None:
         text_form = json.dumps(document, indent=2, allow_nan=False) + "\n"
         write_text(output, text_form, force=force)
     show(document, as_json=as_json, render=verification_table(document))
+    conclude(document, targets)
+
+
+def judge(document: dict[str, Any], targets: list[Target]) -> None:
+    """Note in the document what was asked and whether it was met."""
+    document["targets"] = [
+        {"option": t.option, "limit": t.limit, "found": t.found, "met": t.met} for t in targets
+    ]
+    document["met"] = all(t.met for t in targets)
+
+
+def conclude(document: dict[str, Any], targets: list[Target]) -> None:
+    """Say what to mind and what was missed; a missed target is exit code 1."""
     for warning in document["warnings"]:
         say(f"Note: {warning}")
     for target in targets:
@@ -193,7 +203,8 @@ def _limit(option: str, value: str | None) -> Any:
     return None if value is None else Limit.parse(value, option)
 
 
-def _quality_targets(document: dict[str, Any], asked: dict[str, float | None]) -> list[Target]:
+def quality_targets(document: dict[str, Any], asked: dict[str, float | None]) -> list[Target]:
+    """What was asked of quality, beside what was found."""
     from headwise.errors import HeadwiseError
 
     keys = {

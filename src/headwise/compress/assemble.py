@@ -47,7 +47,7 @@ def write_checkpoint(
     made: tuple[int, dict[str, torch.Tensor]] = (-1, {})
     with CheckpointWriter(folder, max_shard_bytes) as writer:
         for name in model.state_dict():
-            stock = name.removeprefix("backbone.")
+            stock = _stock_name(name, stream)
             place = _place(stock, stream, sides)
             if place is not None:
                 layer, tensor = place
@@ -65,6 +65,14 @@ def write_checkpoint(
     config.save_pretrained(folder)
     copy_companions(stream.checkpoint.folder, folder)
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _stock_name(name: str, stream: LayerStream) -> str:
+    """The source's name of a weight; a bare encoder goes without its own prefix there."""
+    name = name.removeprefix("backbone.")
+    if stream.family.causal:
+        return name
+    return name.removeprefix(f"{stream.model.base_model_prefix}.")
 
 
 def _place(stock: str, stream: LayerStream, sides: dict[str, str]) -> tuple[int, str] | None:

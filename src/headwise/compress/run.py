@@ -50,8 +50,8 @@ def compress(
     refuse_existing(output, force=force)
     _check(request)
     partial = output.with_name(f"{output.name}.partial")
-    store = LayerStore(partial / "layers", _key(request))
-    store.folder.mkdir(parents=True, exist_ok=True)
+    store = LayerStore(partial, _key(request))
+    partial.mkdir(parents=True, exist_ok=True)
     ids = torch.from_numpy(request.profile.ids)
     batches = [{"input_ids": rows} for rows in torch.split(ids, request.settings.batch)]
     checkpoint = Checkpoint.open(local_folder(request.model))

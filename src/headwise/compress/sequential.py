@@ -28,6 +28,7 @@ from headwise.plan import Plan
 from headwise.profile.format import Profile
 
 Tick = Callable[[int, int], None]
+NO_ERROR = 1e-9  # squared, as a share: float32 runs of equal layers differ by less
 
 
 class _Reached(Exception):  # noqa: N818 (not an error: ends a layer's run at its output projection)
@@ -57,10 +58,11 @@ def cut_layers(job: CutJob, tick: Tick | None = None) -> None:
         del whole
         if not job.store.has(i):
             made, record = _made(job, i, weights, list(zip(cut, targets, strict=True)))
-            job.store.put(i, _packed(made), record)
+            job.store.put(i, _packed(made, _stored_dtype(stream, i)), record)
         del targets
         if i < len(stream) - 1:
-            # Read back, so that a resumed run sees exactly what an undisturbed one saw.
+            # Read back, in the checkpoint's number format: what later layers will really get, and
+            # what a resumed run sees too.
             narrow = stream.planned(i, job.plan.layers[i], _unpacked(job.store.get(i)))
             cut = [stream.run(narrow, i, h, b) for b, h in enumerate(cut)]
         if tick is not None:
@@ -80,8 +82,10 @@ def _made(
     for b, (hidden, target) in enumerate(pairs):
         regression.add(_before_output(job.stream, narrow, i, hidden, b), target)
     bias = biases.get("output")
-    record: dict[str, Any] = {"error": {"folded": regression.error(matrices["output"], bias)}}
-    if job.settings.refit:
+    folded = regression.error(matrices["output"], bias)
+    record: dict[str, Any] = {"error": {"folded": folded}}
+    # Nothing was lost so far: a refit could only add rounding.
+    if job.settings.refit and folded > NO_ERROR:
         W_O, b_O = regression.solution(matrices["output"], bias, job.settings.ridge)
         matrices = {**matrices, "output": W_O}
         biases = biases if b_O is None else {**biases, "output": b_O}
@@ -127,11 +131,18 @@ def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
         handle.remove()
 
 
-def _packed(weights: Weights) -> dict[str, Tensor]:
+def _stored_dtype(stream: LayerStream, i: int) -> torch.dtype:
+    """The number format of layer `i`'s attention in the source."""
+    start = f"{stream.prefix}.{i}.{stream.family.attention}."
+    name = next(theirs for ours, theirs in stream.names.items() if ours.startswith(start))
+    return stream.checkpoint.stored[name].dtype
+
+
+def _packed(weights: Weights, dtype: torch.dtype) -> dict[str, Tensor]:
     matrices, biases = weights
-    return {f"{s}.weight": w for s, w in matrices.items()} | {
-        f"{s}.bias": b for s, b in biases.items()
-    }
+    named = {f"{s}.weight": w for s, w in matrices.items()}
+    named |= {f"{s}.bias": b for s, b in biases.items()}
+    return {name: tensor.to(dtype) for name, tensor in named.items()}
 
 
 def _unpacked(tensors: dict[str, Tensor]) -> Weights:

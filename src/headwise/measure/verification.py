@@ -61,13 +61,13 @@ class _Pair:
 def verification(
     out: str,
     against: str,
-    texts: Sequence[str],
+    texts: Sequence[str | Text],
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure `out` against `against`; the first text is of the domain it was calibrated on."""
     settings = settings or Settings()
-    sources = [read_source(text) for text in texts]
+    sources = [read_source(text) if isinstance(text, str) else text for text in texts]
     folders = local_folder(out), local_folder(against)
     files = Checkpoint.open(folders[0]), Checkpoint.open(folders[1])
     pair = _loaded(folders, files, settings)

@@ -54,10 +54,21 @@ def _one_price(
     rises: _Rises, problem: Problem
 ) -> tuple[Float[np.ndarray, " 1"], Int[np.ndarray, " _"]]:
     """The price for one budget, and the steps that fit before the one that sets it."""
-    density = rises.gain / rises.cost[:, 0]
+    density = _falling(rises.gain / rises.cost[:, 0], rises)
     order = np.argsort(-density, kind="stable")
     fits = int(np.count_nonzero(np.cumsum(rises.cost[order, 0]) <= problem.room[0]))
     return density[order[fits : fits + 1]], order[:fits]
+
+
+def _falling(density: Float[np.ndarray, " rises"], rises: _Rises) -> Float[np.ndarray, " rises"]:
+    """Densities that never rise within an item.
+
+    On a hull they do not, but for round-off, and a stable sort then keeps an item's steps in turn:
+    taking the k best of them is taking its first k.
+    """
+    starts = np.flatnonzero(np.diff(rises.item, prepend=-1))
+    parts = np.split(density, starts[1:])
+    return np.concatenate([np.minimum.accumulate(part) for part in parts])
 
 
 def _hull(item: Item) -> Int[np.ndarray, " corners"]:
@@ -110,7 +121,7 @@ def _kinds(rises: _Rises, problem: Problem) -> list[_Kind]:
     kind = kind_of_item[rises.item]
     axis = np.argmax(directions, axis=1)
     amount = rises.cost[np.arange(len(kind)), axis[kind]] / directions[kind, axis[kind]]
-    density = rises.gain / amount
+    density = _falling(rises.gain / amount, rises)
     order = np.lexsort((-density, kind))
     kinds = []
     for direction, part in zip(

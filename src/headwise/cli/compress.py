@@ -1,0 +1,196 @@
+"""`headwise compress`: a trained model made smaller, with the proof beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headwise.cli import parsing
+from headwise.cli import plan as plan_cli
+from headwise.cli import verify as verify_cli
+from headwise.cli.console import ForceFlag, JsonFlag, command_line, read_text, say, show
+from headwise.compress.settings import CutSettings
+from headwise.profile.settings import ProfileSettings
+
+if TYPE_CHECKING:
+    from headwise.data.text import Text
+    from headwise.plan import Budget, Plan
+    from headwise.profile.format import Profile
+
+_D, _C = ProfileSettings(), CutSettings()
+HELD_OUT = 0.1  # of the text, kept for the proof
+
+
+def compress(
+    model: Annotated[
+        str, typer.Argument(help="Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm.")
+    ],
+    text: Annotated[
+        str,
+        typer.Option("--text", help="Calibrate on this; a tenth of it is kept for the proof."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The cut model's folder.")],
+    keep: Annotated[plan_cli.Limits, plan_cli.limit_option("Attention parameters")] = None,
+    total_params: Annotated[plan_cli.Limits, plan_cli.limit_option("All parameters")] = None,
+    kv_bytes: Annotated[plan_cli.Limits, plan_cli.limit_option("KV bytes per token")] = None,
+    flops: Annotated[plan_cli.Limits, plan_cli.limit_option("FLOPs per token")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Cut to this plan (from `plan fit`) instead of a budget.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="The profile, made if it is not there [OUT.profile].")
+    ] = None,
+    granularity: Annotated[
+        str, typer.Option(help="Widths free per head, or equal per layer or in the whole model.")
+    ] = "head",
+    multiple_of: Annotated[int, typer.Option(help="Head widths are multiples of this.")] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens to calibrate on.")] = _D.tokens,
+    length: Annotated[
+        int | None, typer.Option(help=f"Tokens per sequence [min({_D.length}, its context)].")
+    ] = None,
+    refit: Annotated[
+        bool, typer.Option(help="Refit each layer's output projection on the cut layers before it.")
+    ] = _C.refit,
+    other_text: Annotated[
+        list[str] | None, typer.Option("--other-text", help="Also verify on this; repeatable.")
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Measure the result against the source.")] = True,
+    verify_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each text to verify on.")
+    ] = 16384,
+    max_ratio: Annotated[
+        float | None,
+        typer.Option(min=0, help="Target: perplexity ÷ dense; exit code 1 if it is missed."),
+    ] = None,
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Cut a trained model down to a budget: profile, plan, cut, verify.
+
+    Run the same command again to go on after a kill. No training is done.
+
+    Example: headwise compress builtin:smollm2 --keep 75% --text notes.txt -o smaller
+    """
+    from headwise.artifacts import refuse_existing
+    from headwise.cli.evaluate import quiet_transformers
+    from headwise.cli.progress import shown
+    from headwise.compress.run import Request
+    from headwise.compress.run import compress as cut_model
+
+    quiet_transformers()
+    budget = parsing.budget(
+        {"attn_params": keep, "total_params": total_params, "kv_bytes": kv_bytes, "flops": flops},
+        names={"attn_params": "--keep"},
+    )
+    _check(budget, plan, max_ratio, verify=verify)
+    refuse_existing(out, force=force)
+    calibration, held_out = _split(text)
+    made = _profiled(
+        model, calibration, profile or out.with_name(f"{out.name}.profile"), tokens, length
+    )
+    chosen = _read_plan(plan) if plan else _fitted(made, budget, granularity, multiple_of)
+    request = Request(model, made, chosen, replace(_C, refit=refit), command_line())
+    with shown("cutting") as progress:
+        record = cut_model(request, out, force=force, tick=progress.update)
+    say(f"Wrote {out}.")
+    document: dict[str, Any] = {"out": str(out), "cut": record, **plan_cli.costs(chosen, None)}
+    if not verify:
+        show(document, as_json=as_json, render=plan_cli.picture(chosen))
+        return
+    proof = _verified(out, model, [held_out, *(other_text or [])], verify_tokens)
+    targets = verify_cli.quality_targets(proof, {"--max-ratio": max_ratio})
+    verify_cli.judge(proof, targets)
+    _write_proof(out, proof)
+    document["verify"] = proof
+    show(document, as_json=as_json, render=verify_cli.verification_table(proof))
+    verify_cli.conclude(proof, targets)
+
+
+def _check(budget: Budget, plan: Path | None, max_ratio: float | None, *, verify: bool) -> None:
+    from headwise.errors import BudgetError, HeadwiseError
+
+    if (plan is None) == (not budget.limited):
+        came = "neither" if plan is None else "both"
+        raise BudgetError(
+            f"a cut needs a budget such as --keep 75%, or a --plan, got {came}; give one of them."
+        )
+    if max_ratio is not None and not verify:
+        raise HeadwiseError("--max-ratio needs the verification that --no-verify leaves out.")
+
+
+def _split(source: str) -> tuple[Text, Text]:
+    """The text to calibrate on, and the part that is kept for the proof."""
+    from headwise.data.split import held_out_split
+    from headwise.data.text import Text, read_source
+
+    parts = held_out_split(read_source(source).documents, HELD_OUT)
+    return Text(source, parts.train), Text(f"{source} (held out)", parts.held_out)
+
+
+def _profiled(model: str, text: Text, folder: Path, tokens: int, length: int | None) -> Profile:
+    """The profile in `folder` if it is of this model and text, else one made there."""
+    from headwise.cli.progress import shown
+    from headwise.errors import HeadwiseError
+    from headwise.nn.build import plan_of
+    from headwise.profile.chunks import Job
+    from headwise.profile.format import Profile
+    from headwise.profile.run import profile_model
+    from headwise.profile.source import load_profiled, sequences
+
+    if folder.exists():
+        found = Profile.read(folder)
+        if (found.record.model, found.record.text.sha256) != (model, text.sha256):
+            raise HeadwiseError(
+                f"{folder} is a profile of {found.record.model} on {found.record.text.source}, not "
+                f"of {model} on {text.source}; name another with --profile, or remove it."
+            )
+        return found
+    loaded, words = load_profiled(model)
+    context = plan_of(loaded).shape.context
+    settings = replace(_D, tokens=tokens, length=length or min(_D.length, context))
+    job = Job(loaded, model, sequences(loaded, words, text, settings), settings)
+    with shown("profiling") as progress:
+        made = profile_model(job, folder, tick=progress.update)
+    say(f"Wrote {folder}.")
+    return made
+
+
+def _fitted(profile: Profile, budget: Budget, granularity: str, multiple_of: int) -> Plan:
+    from headwise.cli.plan_fit import with_origin
+    from headwise.planning.fit import fit
+    from headwise.planning.worth_curves import FitRules
+    from headwise.profile.worth import fit_task
+
+    rules = FitRules(granularity, multiple_of)
+    return with_origin(fit(fit_task(profile, "sensitivity", rules), budget), profile)
+
+
+def _read_plan(path: Path) -> Plan:
+    from headwise.plan import Plan
+
+    return Plan.from_json(read_text(path, "a plan file"), str(path))
+
+
+def _verified(out: Path, model: str, texts: list[str | Text], tokens: int) -> dict[str, Any]:
+    from headwise.cli.progress import shown
+    from headwise.measure.verification import Settings, verification
+
+    with shown("verifying") as bar:
+        return verification(
+            str(out),
+            model,
+            texts,
+            Settings(max_tokens=tokens),
+            lambda what, done, total: bar.update(done, total, what),
+        )
+
+
+def _write_proof(out: Path, proof: dict[str, Any]) -> None:
+    from headwise.artifacts import write_text
+
+    text = json.dumps(proof, indent=2, allow_nan=False) + "\n"
+    write_text(out / "verify.json", text, force=True)
