@@ -19,6 +19,7 @@ from headwise.profile.settings import ProfileSettings
 if TYPE_CHECKING:
     from headwise.data.text import Text
     from headwise.plan import Budget, Plan
+    from headwise.planning.worth_curves import FitRules
     from headwise.profile.format import Profile
 
 _D, _C = ProfileSettings(), CutSettings()
@@ -80,6 +81,7 @@ def compress(
     from headwise.cli.progress import shown
     from headwise.compress.run import Request
     from headwise.compress.run import compress as cut_model
+    from headwise.planning.worth_curves import FitRules
 
     quiet_transformers()
     budget = parsing.budget(
@@ -88,11 +90,13 @@ def compress(
     )
     _check(budget, plan, max_ratio, verify=verify)
     refuse_existing(out, force=force)
+    # Whatever can be wrong is found before the long work.
+    rules, given = FitRules(granularity, multiple_of), _read_plan(plan) if plan else None
     calibration, held_out = _split(text)
     made = _profiled(
         model, calibration, profile or out.with_name(f"{out.name}.profile"), tokens, length
     )
-    chosen = _read_plan(plan) if plan else _fitted(made, budget, granularity, multiple_of)
+    chosen = given or _fitted(made, budget, rules)
     request = Request(model, made, chosen, replace(_C, refit=refit), command_line())
     with shown("cutting") as progress:
         record = cut_model(request, out, force=force, tick=progress.update)
@@ -159,13 +163,11 @@ def _profiled(model: str, text: Text, folder: Path, tokens: int, length: int | N
     return made
 
 
-def _fitted(profile: Profile, budget: Budget, granularity: str, multiple_of: int) -> Plan:
+def _fitted(profile: Profile, budget: Budget, rules: FitRules) -> Plan:
     from headwise.cli.plan_fit import with_origin
     from headwise.planning.fit import fit
-    from headwise.planning.worth_curves import FitRules
     from headwise.profile.worth import fit_task
 
-    rules = FitRules(granularity, multiple_of)
     return with_origin(fit(fit_task(profile, "sensitivity", rules), budget), profile)
 
 

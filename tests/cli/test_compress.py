@@ -1,0 +1,172 @@
+"""From a folder and a text to a smaller folder with its proof, by one command."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from headwise.data.text import read_source
+from headwise.data.tokens import trained_tokenizer
+from headwise.nn.checkpoint import Checkpoint
+from headwise.plan import Plan
+from headwise.profile.format import Profile
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compress")
+    words = "\n\n".join(read_source("builtin:python", max_chars=30_000).documents)
+    (folder / "text.txt").write_text(words)
+    tokenizer = trained_tokenizer([words], 307)
+    config = LlamaConfig(
+        vocab_size=307,
+        hidden_size=48,
+        intermediate_size=61,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+def words(place, out, *more):
+    common = ("--length", "32", "--tokens", "640", "--multiple-of", "2", "--verify-tokens", "256")
+    where = (place / "model", "--text", place / "text.txt", "-o", out)
+    return [str(w) for w in ("compress", *where, *common, *more)]
+
+
+def test_one_command_cuts_and_proves(headwise, place, tmp_path):
+    out = tmp_path / "small"
+    result = headwise(*words(place, out, "--keep", "75%", "--json"))
+    assert result.code == 0, result.err
+    document = json.loads(result.out)
+    assert document["share"]["attn_params"] <= 0.75
+    proof = json.loads((out / "verify.json").read_text())
+    assert proof == document["verify"]
+    assert proof["size"]["attn_params"]["cut"] == document["cost"]["attn_params"]
+    assert proof["texts"][0]["is_calibration_text"] is False
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model(input_ids=torch.tensor([[5, 6, 7]])).logits.shape == (1, 3, 307)
+    assert json.loads((out / "headwise.json").read_text())["calibration"]["tokens"] == 640
+    assert not (tmp_path / "small.partial").exists()
+
+
+def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    profile = tmp_path / "profile"
+    quick = ("--no-verify", "--profile", profile)
+    assert headwise(*words(place, first, "--keep", "80%", *quick)).code == 0
+    stamp = (profile / "profile.json").stat().st_mtime_ns
+    plan = tmp_path / "plan.json"
+    made = headwise(
+        "plan", "fit", profile, "--attn-params", "80%", "--multiple-of", "2", "-o", plan
+    )
+    assert made.code == 0, made.err
+    assert headwise(*words(place, second, "--plan", plan, *quick)).code == 0
+    assert (profile / "profile.json").stat().st_mtime_ns == stamp
+    assert Plan.from_json(plan.read_text()).origin.profile_sha256 == Profile.read(profile).sha256
+    one, other = (load_file(p / "model.safetensors") for p in (first, second))
+    assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):
+    result = headwise(*words(place, tmp_path / "out", "--keep", "30%", "--max-ratio", "0.5"))
+    assert result.code == 1
+    assert "Missed: --max-ratio asked for at most 0.5" in result.err
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((), "a cut needs a budget such as --keep 75%, or a --plan, got neither"),
+        (("--keep", "75%", "--plan", "p.json"), "got both; give one of them"),
+        (("--keep", "130%"), "--keep must be a share above 0% and up to 100%"),
+        (("--keep", "1%"), "smallest allowed plan costs"),
+        (
+            ("--keep", "75%", "--no-verify", "--max-ratio", "1"),
+            "--max-ratio needs the verification",
+        ),
+        (("--keep", "75%", "--length", "160"), "at most the model's context of 128"),
+        (("--keep", "75%", "--granularity", "heads"), "Did you mean 'head'?"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(headwise, place, tmp_path, more, message):
+    result = headwise(*words(place, tmp_path / "out", *more))
+    assert result.code == 2
+    assert message in result.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_profile_of_another_text_is_refused(headwise, place, tmp_path):
+    quick = ("--keep", "80%", "--no-verify", "--profile", tmp_path / "profile")
+    assert headwise(*words(place, tmp_path / "one", *quick)).code == 0
+    (tmp_path / "other.txt").write_text("Another text. " * 400)
+    changed = [
+        str(tmp_path / "other.txt") if w == str(place / "text.txt") else w
+        for w in words(place, tmp_path / "two", *quick)
+    ]
+    result = headwise(*changed)
+    assert result.code == 2
+    assert "is a profile of" in result.err
+
+
+def test_broken_weights_are_named(headwise, place, tmp_path):
+    import shutil
+
+    shutil.copytree(place / "model", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    command = words(place, tmp_path / "out", "--keep", "75%")
+    command[1] = str(tmp_path / "model")
+    result = headwise(*command)
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_killed_processes_resume_to_the_same_files(place, tmp_path):
+    """Real processes, killed at moments spread over the whole run."""
+    command = [sys.executable, "-m", "headwise"]
+
+    def start(out):
+        line = words(place, out, "--keep", "70%", "--no-verify", "--profile", f"{out}.prof")
+        return subprocess.Popen(
+            [*command, *line], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+
+    began = time.monotonic()
+    undisturbed = start(tmp_path / "whole")
+    assert undisturbed.wait() == 0, undisturbed.stderr.read()
+    undisturbed.stderr.close()
+    took = time.monotonic() - began
+    kills = 0
+    for attempt in range(12):
+        process = start(tmp_path / "killed")
+        try:
+            code = process.wait(timeout=took * (0.5 + 0.1 * attempt))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            code = None
+        said = process.stderr.read()
+        process.stderr.close()
+        if code is not None or (tmp_path / "killed").exists():
+            break
+    assert code in (0, None), said
+    assert kills >= 1
+    a, b = (Checkpoint.open(tmp_path / n) for n in ("whole", "killed"))
+    assert a.names == b.names
+    assert all(torch.equal(a.tensor(n), b.tensor(n)) for n in a.names)
