@@ -10,11 +10,13 @@ import typer
 from headwise import __version__
 from headwise.cli import (
     compress,
+    demo,
     evaluate,
     generate,
     plan,
     plan_fit,
     profile,
+    recover,
     theory,
     train,
     verify,
@@ -32,7 +34,9 @@ app.add_typer(plan.app, name="plan")
 app.add_typer(theory.app, name="theory")
 plan.app.command("fit")(plan_fit.fit)
 app.command("compress")(compress.compress)
+app.command("demo")(demo.demo)
 app.command("profile")(profile.profile)
+app.command("recover")(recover.recover)
 app.command("verify")(verify.verify)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)

@@ -1,0 +1,114 @@
+"""A cut model learns back from its source, and nothing but its attention changes."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headwise.data.text import read_source
+from headwise.data.tokens import token_stream, trained_tokenizer
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A tiny model that has learned something, its text, and a cut of it."""
+    folder = tmp_path_factory.mktemp("recover")
+    words = "\n\n".join(read_source("builtin:python", max_chars=40_000).documents)
+    (folder / "text.txt").write_text(words)
+    tokenizer = trained_tokenizer([words], 307)
+    config = LlamaConfig(
+        vocab_size=307,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    stream = torch.from_numpy(token_stream(tokenizer, [words]).astype("int64"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(120):
+        rows = torch.stack(
+            [stream[(37 * step + 331 * r) % (len(stream) - 33) :][:33] for r in range(8)]
+        )
+        loss = model(input_ids=rows, labels=rows).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    command = ("compress", folder / "model", "--text", folder / "text.txt", "-o", folder / "cut")
+    more = (
+        "--keep",
+        "50%",
+        "--length",
+        "32",
+        "--tokens",
+        "640",
+        "--multiple-of",
+        "2",
+        "--no-verify",
+    )
+    line = [sys.executable, "-m", "headwise", *map(str, (*command, *more))]
+    subprocess.run(line, check=True, capture_output=True)
+    return folder
+
+
+def words(place, out, *more):
+    where = (place / "cut", "--against", place / "model", "--text", place / "text.txt", "-o", out)
+    sizes = ("--tokens", "6400", "--length", "32", "--batch-size", "8", "--save-every", "5")
+    return [str(w) for w in ("recover", *where, *sizes, "--lr", "0.003", *more)]
+
+
+def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place, tmp_path):
+    result = headwise(*words(place, tmp_path / "out", "--json"))
+    assert result.code == 0, result.err
+    before, after = (load_file(p / "model.safetensors") for p in (place / "cut", tmp_path / "out"))
+    assert before.keys() == after.keys()
+    for name in before:
+        attention = any(f".{p}_proj." in name for p in "qkvo")
+        assert torch.equal(before[name], after[name]) is not attention, name
+    text = ("--text", place / "text.txt", "--max-tokens", "2000", "--window", "32", "--json")
+    cut, back = (
+        json.loads(headwise("eval", folder, *text).out)["nll"]
+        for folder in (place / "cut", tmp_path / "out")
+    )
+    assert back < cut - 0.02
+    record = json.loads((tmp_path / "out" / "headwise.json").read_text())
+    assert record["recovery"]["tokens"] == 6400
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_killed_recovery_ends_in_the_same_weights(headwise, place, tmp_path):
+    assert headwise(*words(place, tmp_path / "whole")).code == 0
+    line = [sys.executable, "-m", "headwise", *words(place, tmp_path / "killed")]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "killed.partial" / "metrics.jsonl"
+    while process.poll() is None:  # kill it in the middle, some steps after a checkpoint
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= 8:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed").exists()
+    changed = headwise(*words(place, tmp_path / "killed", "--seed", "5"))
+    assert changed.code == 2
+    assert "is a recovery of another model, text or settings" in changed.err
+    assert headwise(*words(place, tmp_path / "killed")).code == 0
+    one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
+    assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_model_that_was_not_cut_is_refused(headwise, place, tmp_path):
+    line = words(place, tmp_path / "out")
+    line[1] = str(place / "model")
+    result = headwise(*line)
+    assert result.code == 2
+    assert "must be a model that headwise cut, got LlamaForCausalLM" in result.err
