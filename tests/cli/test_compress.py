@@ -80,6 +80,16 @@ def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 
+def test_recovery_can_follow_the_cut(headwise, place, tmp_path):
+    out = tmp_path / "out"
+    more = ("--keep", "60%", "--no-verify", "--recover", "512", "--json")
+    result = headwise(*words(place, out, *more))
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["cut"]["recovery"]["tokens"] >= 512
+    one, other = (load_file(p / "model.safetensors") for p in (out, tmp_path / "out.cut"))
+    assert any(not torch.equal(one[n], other[n]) for n in one)
+
+
 def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):
     result = headwise(*words(place, tmp_path / "out", "--keep", "30%", "--max-ratio", "0.5"))
     assert result.code == 1

@@ -11,6 +11,7 @@ import typer
 
 from headwise.cli import parsing
 from headwise.cli import plan as plan_cli
+from headwise.cli import recover as recover_cli
 from headwise.cli import verify as verify_cli
 from headwise.cli.console import ForceFlag, JsonFlag, command_line, read_text, say, show
 from headwise.compress.settings import CutSettings
@@ -56,6 +57,10 @@ def compress(
     refit: Annotated[
         bool, typer.Option(help="Refit each layer's output projection on the cut layers before it.")
     ] = _C.refit,
+    recover: Annotated[
+        int | None,
+        typer.Option(min=1, help="Then train the attention on this many tokens (`recover`)."),
+    ] = None,
     other_text: Annotated[
         list[str] | None, typer.Option("--other-text", help="Also verify on this; repeatable.")
     ] = None,
@@ -72,7 +77,7 @@ def compress(
 ) -> None:
     """Cut a trained model down to a budget: profile, plan, cut, verify.
 
-    Run the same command again to go on after a kill. No training is done.
+    Run the same command again to go on after a kill. Nothing is trained unless --recover asks.
 
     Example: headwise compress builtin:smollm2 --keep 75% --text notes.txt -o smaller
     """
@@ -98,9 +103,15 @@ def compress(
     )
     chosen = given or _fitted(made, budget, rules)
     request = Request(model, made, chosen, replace(_C, refit=refit), command_line())
-    with shown("cutting") as progress:
-        record = cut_model(request, out, force=force, tick=progress.update)
-    say(f"Wrote {out}.")
+    cut = out if recover is None else out.with_name(f"{out.name}.cut")
+    if cut == out or not cut.exists():  # a killed recovery finds its cut model finished
+        with shown("cutting") as progress:
+            cut_model(request, cut, force=force, tick=progress.update)
+        say(f"Wrote {cut}.")
+    if recover is not None:
+        asked = recover_cli.Asked(recover, length=made.ids.shape[1], held_out=HELD_OUT)
+        recover_cli.recovered(cut, model, text, out, asked, force=force)
+    record = json.loads((out / "headwise.json").read_text(encoding="utf-8"))
     document: dict[str, Any] = {"out": str(out), "cut": record, **plan_cli.costs(chosen, None)}
     if not verify:
         show(document, as_json=as_json, render=plan_cli.picture(chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,10 @@ from headwise.cli.console import ForceFlag, JsonFlag, say, show
 from headwise.errors import HeadwiseError
 from headwise.training.settings import TrainSettings, steps_for
 
-_D = TrainSettings(lr=3e-4, batch_size=4, weight_decay=0.0, eval_every=50, save_every=25)
-LENGTH = 512
+_D = TrainSettings(
+    lr=3e-4, batch_size=4, weight_decay=0.0, eval_every=50, eval_windows=16, save_every=25
+)
+LENGTH, HELD_OUT = 512, 0.1
 
 
 def recover(
@@ -33,7 +36,7 @@ def recover(
     seed: Annotated[int, typer.Option(help="Of the batches.")] = _D.seed,
     held_out: Annotated[
         float, typer.Option(help="Share of the text that is never trained on.")
-    ] = 0.1,
+    ] = HELD_OUT,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = _D.save_every,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = _D.device,
     force: ForceFlag = False,
@@ -45,44 +48,64 @@ def recover(
 
     Example: headwise recover smaller --against ./model --text notes.txt -o recovered
     """
-    from dataclasses import replace
+    asked = Asked(tokens, length, batch_size, lr, seed, held_out, save_every, device)
+    document = recovered(model, against, text, out, asked, force=force)
+    if document is not None:
+        lines = [f"{name}: {value}" for name, value in document.items()]
+        show(document, as_json=as_json, render="\n".join(lines))
 
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The settings of a recovery that the command line offers."""
+
+    tokens: int
+    length: int = LENGTH
+    batch_size: int = _D.batch_size
+    lr: float = _D.lr
+    seed: int = _D.seed
+    held_out: float = HELD_OUT
+    save_every: int = _D.save_every
+    device: str = _D.device
+
+
+def recovered(
+    model: Path, against: str, text: str, out: Path, asked: Asked, *, force: bool
+) -> dict[str, Any] | None:
+    """Recover into `out`; what to report, or None in all but the first of several processes."""
     from headwise.artifacts import refuse_existing
     from headwise.cli.evaluate import quiet_transformers
     from headwise.cli.training_view import training_view
     from headwise.devices import chosen_device
     from headwise.training.processes import accelerator
-    from headwise.training.recovery import recover as recovered
+    from headwise.training.recovery import recover as run_recovery
 
     quiet_transformers()
     refuse_existing(out, force=force)
-    place = chosen_device(device)
-    steps = steps_for(tokens, batch_size=batch_size, context=length)
+    place = chosen_device(asked.device)
     settings = replace(
         _D,
-        steps=steps,
-        batch_size=batch_size,
-        lr=lr,
-        seed=seed,
-        save_every=save_every,
-        held_out=held_out,
-        eval_windows=16,
-    ).resolved(context=length, device=place, dtype="fp32")
+        steps=steps_for(asked.tokens, batch_size=asked.batch_size, context=asked.length),
+        batch_size=asked.batch_size,
+        lr=asked.lr,
+        seed=asked.seed,
+        save_every=asked.save_every,
+        held_out=asked.held_out,
+    ).resolved(context=asked.length, device=place, dtype="fp32")
     task = _task(model, against, text, settings)
     processes = accelerator(place)
     with training_view(processes.is_main_process) as observer:
-        outcome = recovered(task, out, processes, force=force, observer=observer)
+        outcome = run_recovery(task, out, processes, force=force, observer=observer)
     processes.end_training()
     if outcome.signal:
         say("Stopped; the same command goes on.")
         raise typer.Exit(128 + outcome.signal)
-    if processes.is_main_process:
-        last = outcome.last
-        document: dict[str, Any] = {"out": str(out), "steps": settings.steps}
-        document |= {"loss": last.loss, "held_out_loss": last.held_out_loss} if last else {}
-        lines = [f"{name}: {value}" for name, value in document.items()]
-        show(document, as_json=as_json, render="\n".join(lines))
-        say(f"Wrote {out}.")
+    if not processes.is_main_process:
+        return None
+    say(f"Wrote {out}.")
+    last = outcome.last
+    found = {"loss": last.loss, "held_out_loss": last.held_out_loss} if last else {}
+    return {"out": str(out), "steps": settings.steps, **found}
 
 
 def _task(model: Path, against: str, text: str, settings: TrainSettings) -> Any:
