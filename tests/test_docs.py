@@ -48,6 +48,13 @@ def test_the_reader_of_blocks_sees_commands_and_output():
     assert commands(text) == [("headwise a", ["shown"]), ("headwise b", [])]
 
 
+def test_the_example_runs():
+    example = ROOT / "examples" / "plan_tour.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "policy theory" in done.stdout
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
