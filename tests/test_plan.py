@@ -80,6 +80,7 @@ def changed(path, value):
 
 
 HEAD = ("layers", 0, "heads", 0)
+HEADS = {"qk_dim": 7, "vo_dim": 7}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,13 @@ HEAD = ("layers", 0, "heads", 0)
             changed(("format",), "headwise-plan/9"),
             r"format 'headwise-plan/1', got 'headwise-plan/9'",
         ),
+        (changed(("shape", "attention_biases"), ["key", "key"]), r"attention_biases must not rep"),
+        (changed((*HEAD, "qk_dim"), 10**400), r"qk_dim: input should be less than or equal to"),
+        (changed(("shape", "family"), "\ud800"), r"text must be writable as UTF-8"),
+        (changed(("layers", 0, "heads"), [{**HEADS, "repeat": 90_000}]), r"at most 200000 heads"),
+        ("[" * 100_000, r"its JSON cannot be read"),
+        ('{"format": ' + "9" * 5001 + "}", r"its JSON cannot be read"),
+        (UNIFORM.to_json().replace('"d_model"', '"context": 3, "d_model"'), r"'context' stands th"),
         ("[1, 2]", r"must be a JSON object with format"),
         (UNIFORM.to_json()[:50], r"JSON breaks off or is wrong at line"),
         ("", r"JSON breaks off or is wrong at line 1"),
@@ -145,7 +153,7 @@ def test_limits_are_shares_or_numbers(text, share, amount):
 
 
 @pytest.mark.parametrize(
-    "text", ["130%", "0%", "-5%", "0", "", "many", "1.5.2", "5%%", "nan", "inf%"]
+    "text", ["130%", "0%", "-5%", "0", "", "many", "1.5.2", "5%%", "nan", "inf%", "1e30"]
 )
 def test_bad_limits_are_refused(text):
     with pytest.raises(BudgetError, match=r"--x must be a share above 0% and up to 100%.*got"):

@@ -24,17 +24,36 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from headwise.errors import BudgetError, PlanError
-from headwise.plan_format import Frozen, expanded, first_problem, run_lengths
+from headwise.plan_format import (
+    Frozen,
+    encodable,
+    expanded,
+    first_problem,
+    refuse_many,
+    run_lengths,
+    without_repeats,
+)
 
 PLAN_FORMAT: Literal["headwise-plan/1"] = "headwise-plan/1"
 
 Projection = Literal["learned", "identity"]
 Bias = Literal["query", "key", "value", "output"]
-Count = Annotated[int, Field(strict=True, ge=1)]
-Amount = Annotated[int, Field(strict=True, ge=0)]
+# Far above any model, and small enough that no product of sizes leaves a float.
+MAX_SIZE = 2**31 - 1
+MAX_HEADS = 200_000  # head groups in all layers; a typing error must not fill the memory
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_SIZE)]
+Amount = Annotated[int, Field(strict=True, ge=0, le=MAX_SIZE)]
+Word = Annotated[str, AfterValidator(encodable)]
 
 
 class ModelShape(Frozen):
@@ -44,7 +63,7 @@ class ModelShape(Frozen):
     ("75%") refer to. `other_params` counts what the named fields do not (a pooler, token types).
     """
 
-    family: str = "llama"
+    family: Word = "llama"
     n_layers: Count
     d_model: Count
     context: Count
@@ -65,7 +84,7 @@ class ModelShape(Frozen):
     norm_biases: bool = False
     norms_per_layer: Amount = 2
     final_norm: bool = True
-    other_params: Amount = 0
+    other_params: Annotated[int, Field(strict=True, ge=0, le=2**53)] = 0
     kv_dtype_bytes: Count = 2
 
     @model_validator(mode="after")
@@ -74,6 +93,13 @@ class ModelShape(Frozen):
             raise ValueError(
                 f"n_kv_heads must divide n_heads, got {self.n_kv_heads} and {self.n_heads}"
             )
+        if self.n_layers * self.n_kv_heads > MAX_HEADS:
+            raise ValueError(
+                f"a plan has at most {MAX_HEADS} key/value heads in all, got {self.n_layers} "
+                f"layers of {self.n_kv_heads}"
+            )
+        if len(set(self.attention_biases)) != len(self.attention_biases):
+            raise ValueError(f"attention_biases must not repeat, got {list(self.attention_biases)}")
         if self.windows and len(self.windows) != self.n_layers:
             raise ValueError(
                 f"windows must be empty or have one entry per layer ({self.n_layers}), "
@@ -177,11 +203,11 @@ class LayerPlan(Frozen):
 class Origin(Frozen):
     """Where a plan came from."""
 
-    command: str = ""
-    policy: str = ""
-    versions: tuple[tuple[str, str], ...] = ()
-    profile_sha256: str | None = None
-    notes: tuple[str, ...] = ()
+    command: Word = ""
+    policy: Word = ""
+    versions: tuple[tuple[Word, Word], ...] = ()
+    profile_sha256: Word | None = None
+    notes: tuple[Word, ...] = ()
 
     @field_validator("versions", mode="before")
     @classmethod
@@ -204,7 +230,9 @@ class Plan(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return expanded(data, "layers")
+        written_out = expanded(data, "layers")
+        refuse_many(written_out, "layers", "heads", MAX_HEADS)
+        return written_out
 
     @model_validator(mode="after")
     def _fits_shape(self) -> Self:
@@ -242,11 +270,13 @@ class Plan(Frozen):
     def from_json(cls, text: str, source: str = "the plan") -> Plan:
         """The plan in the text of a plan file; `source` names it in errors."""
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = json.loads(text, object_pairs_hook=without_repeats)
+        except (ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            why = f"breaks off or is wrong at line {line}" if line else f"cannot be read ({error})"
             raise PlanError(
-                f"{source} must hold a JSON plan, but its JSON breaks off or is wrong at line "
-                f"{error.lineno}; restore the file or make the plan again."
+                f"{source} must hold a JSON plan, but its JSON {why}; restore the file or make the "
+                "plan again."
             ) from error
         return cls.from_dict(data, source)
 
@@ -293,11 +323,14 @@ class Cost(Frozen):
     context: int
 
 
+MAX_AMOUNT = 10**18
+
+
 class Limit(Frozen):
     """An upper limit: a share of the dense model's cost, or a number."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = None
-    amount: Count | None = None
+    amount: Annotated[int, Field(strict=True, ge=1, le=MAX_AMOUNT)] | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -314,7 +347,7 @@ class Limit(Frozen):
         if unit == "%" and 0 < number <= 100:
             return cls(share=number / 100)
         amount = number * _UNITS.get(unit, math.nan)
-        if math.isfinite(amount) and amount >= 1:
+        if 1 <= amount <= MAX_AMOUNT:
             return cls(amount=int(amount))
         hint = f"; write {number:.4g} as {100 * number:.4g}%" if 0 < amount < 1 else ""
         raise BudgetError(

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headwise.errors import did_you_mean
 
-MAX_REPEAT = 100_000  # far above any model; a typing error must not fill the memory
+MAX_REPEAT = 100_000  # far above any model, in one list; a typing error must not fill the memory
 
 
 class Frozen(BaseModel):
@@ -44,8 +44,45 @@ def expanded(data: Any, key: str) -> Any:
         n = entry["repeat"]
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_REPEAT:
             raise ValueError(f"repeat must be a whole number from 1 to {MAX_REPEAT}, got {n!r}")
+        if len(written_out) + n > MAX_REPEAT:
+            raise ValueError(f"{key} may have at most {MAX_REPEAT} entries in all")
         written_out += [{k: v for k, v in entry.items() if k != "repeat"}] * n
     return {**data, key: written_out}
+
+
+def refuse_many(data: Any, outer: str, inner: str, most: int) -> None:
+    """Raise if the lists `inner` of all entries under `outer` would be longer than `most` together.
+
+    Counted before they are written out.
+    """
+    entries = data.get(outer) if isinstance(data, dict) else None
+    total = 0
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        parts = entry.get(inner) if isinstance(entry, dict) else None
+        for part in parts if isinstance(parts, list | tuple) else ():
+            n = part.get("repeat", 1) if isinstance(part, dict) else 1
+            total += n if isinstance(n, int) and 1 <= n <= MAX_REPEAT else 1
+        if total > most:
+            raise ValueError(f"there may be at most {most} {inner} in all {outer}")
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return found
+
+
+def encodable(text: str) -> str:
+    """The text, refused if it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"text must be writable as UTF-8, got {text!r}") from None
+    return text
 
 
 def first_problem(

@@ -4,6 +4,7 @@ import pytest
 
 from headwise.plan import Plan
 
+ADVISE = ["--d-model", "8", "--heads", "2", "--head-dim", "4", "--context", "9"]
 NEW = ["plan", "new", "--layers", "12", "--d-model", "768", "--heads", "12", "--context", "1024"]
 
 
@@ -56,6 +57,10 @@ def test_context_changes_flops_only(headwise, tmp_path):
         ("--kernel a,b", "--kernel must be numbers separated by commas"),
         ("--ffn-dim -3", "ffn_dim"),
         ("--multiple-of 0", "multiple-of and min-dim must be at least 1"),
+        ("--min-dim 9999", "must be at most the head width 64, got 9999"),
+        ("--multiple-of 1000000", "must be at most the head width 64"),
+        ("--layers 1000000", "at most 200000 key/value heads in all"),
+        ("--ffn-dim x", "got 'x'"),
         ("--layers 0", "layers must be a whole number of at least 1"),
     ],
 )
@@ -110,6 +115,56 @@ def test_a_real_process_agrees(headwise_process, tmp_path):
     broken = headwise_process(*NEW, "--attn-params", "130%")
     assert broken.returncode == 2
     assert "Traceback" not in broken.stderr
+
+
+def test_notes_are_not_markup(headwise, tmp_path):
+    headwise(*NEW, "-o", tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    data["origin"]["notes"] = ["[bold]x[/nope]"]
+    (tmp_path / "odd.json").write_text(json.dumps(data))
+    assert "[bold]x[/nope]" in headwise("plan", "show", tmp_path / "odd.json").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan", "show", ""), "an argument must not be empty"),
+        ((*NEW, "-o", ""), "-o must not be empty"),
+        ((*NEW, "-o", "x" * 5000), "File name too long"),
+        (("plan", "show", "\udcff"), "is not valid UTF-8"),
+        (("theory", "bound", "--width", "1e5"), "got '1e5'"),
+        (("theory", "advise", *ADVISE, "--eps", "1e-300"), "eps below 1e-6"),
+        (("eval", "x", "--text", ""), "--text must not be empty"),
+    ],
+)
+def test_nasty_words(headwise, words, message):
+    result = headwise(*words)
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_full_stdout_is_one_sentence(headwise_process):
+    import subprocess
+    import sys
+
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "headwise", *NEW],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert "No space left" in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_terminal_without_unicode_gets_its_table(headwise_process):
+    import os
+
+    done = headwise_process(*NEW, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unwritable_place_is_one_sentence(headwise, tmp_path):

@@ -47,7 +47,7 @@ def show(document: dict[str, Any], *, as_json: bool, render: RenderableType | st
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     else:
-        out().print(render)
+        out().print(render, markup=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
@@ -60,7 +60,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     for name in columns:
         body.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left")
     for row in rows:
-        body.add_row(*row)
+        body.add_row(*map(Text, row))  # never markup: names and paths may hold brackets
     return Group(Text(title, style="bold"), body)
 
 

@@ -20,7 +20,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this share.")
     ] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the draws.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run model code found in the folder.")

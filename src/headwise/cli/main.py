@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from typing import Annotated, NoReturn
 
@@ -60,15 +62,49 @@ def _root(
 
 def main() -> None:
     """Run a command; bad input becomes one sentence on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode still gets its table
+            stream.reconfigure(errors="replace")
     try:
+        _check_words(sys.argv[1:])
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except HeadwiseError as error:
         _fail(str(error), 2)
     except typer.TyperException as error:
-        _fail(error.format_message(), 2)
+        _fail(_with_value(error.format_message()), 2)
     except typer.Abort:
         _fail("Aborted.", 130)
+    except OSError as error:  # a place that cannot be read or written
+        where = f" ({_short(str(error.filename))})" if error.filename else ""
+        _fail(f"{error.strerror or error}{where}; check the path and the space left.", 2)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _check_words(words: list[str]) -> None:
+    """Refuse empty words (an unset shell variable) and words that are no text."""
+    for before, word in zip(["", *words], words, strict=False):
+        if word == "" and before != "--prompt":
+            where = before if before.startswith("-") else "an argument"
+            raise HeadwiseError(f"{where} must not be empty, got ''; give a value or leave it out.")
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise HeadwiseError(f"{word!r} is not valid UTF-8; write it another way.") from None
+
+
+def _with_value(sentence: str) -> str:
+    """typer's sentence about a wrong value, with the value that came."""
+    match = re.match(r"Invalid value for '?(--[a-z-]+)", sentence)
+    words = sys.argv[1:]
+    if match and match[1] in words[:-1]:
+        came = words[len(words) - 1 - words[::-1].index(match[1]) + 1]
+        return f"{sentence.rstrip('.')}, got {_short(came)!r}."
+    return sentence
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

@@ -187,6 +187,7 @@ def _cost_table(document: dict[str, Any]) -> RenderableType:
 def picture(plan: Plan) -> RenderableType:
     """The layers as a table with bars, runs of equal layers in one row, then the costs."""
     from rich.console import Group
+    from rich.text import Text
 
     widest = max(max(x.query_width, x.output_width) for x in plan.layers)
     rows = []
@@ -198,7 +199,7 @@ def picture(plan: Plan) -> RenderableType:
         rows.append((where, _heads(layer), *bars))
         start += n
     columns = ("layers", "heads × qk/vo width", "query-key", "value-output")
-    notes = [f"Note: {note}." for note in plan.origin.notes]
+    notes = [Text(f"Note: {note}.") for note in plan.origin.notes]
     layers = table(_title(plan), columns, rows)
     return Group(layers, *notes, _cost_table(costs(plan, None)))
 

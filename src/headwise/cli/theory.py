@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="What the known theories say about heads and widths.", no_args_is_help=True)
 
 Width = Annotated[int, typer.Option(help="Total width D, the sum of all head widths.")]
-TokenDim = Annotated[int, typer.Option(help="Width d of a token.")]
 Kernel = Annotated[
     str | None, typer.Option(help="Weight of each lag, such as 1,0.5,0.25 (default: all 1).")
 ]
@@ -159,6 +158,8 @@ def _tokens(token_dim: int | None, vectors: Path | None) -> int | Spectrum:
         raise HeadwiseError(
             f"{vectors} must be a .npy file of numbers (tokens × width), but {error}; check it."
         ) from error
+    if not isinstance(rows, np.ndarray):
+        raise HeadwiseError(f"{vectors} must be a .npy file with one matrix, not an archive.")
     if rows.ndim != 2 or rows.dtype.kind != "f":
         raise HeadwiseError(
             f"{vectors} must hold a matrix of floats (tokens × width), got {rows.dtype} of shape "

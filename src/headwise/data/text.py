@@ -49,6 +49,8 @@ def read_source(source: str, max_chars: int | None = None) -> Text:
     """The text named `source`, or its first `max_chars` characters."""
     if max_chars is not None and max_chars < 1:
         raise HeadwiseError(f"max-chars must be at least 1, got {max_chars}.")
+    if not source.strip():
+        raise HeadwiseError("a text needs a name, got an empty one; give a file, folder or name.")
     documents, skipped = _documents(source)
     kept = tuple(_first(documents, max_chars))
     if not any(d.strip() for d in kept):

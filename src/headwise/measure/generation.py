@@ -50,6 +50,11 @@ def continuation(
     inputs = torch.tensor([ids], device=model.device)
     with torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(seed)
+        if not torch.isfinite(model(input_ids=inputs, use_cache=False).logits).all():
+            raise HeadwiseError(
+                "the model's predictions are not numbers (NaN or infinite) for this prompt; its "
+                "weights are broken or overflow in this number format."
+            )
         output: Tensor = model.generate(  # type: ignore[operator]
             inputs,
             attention_mask=torch.ones_like(inputs),

@@ -104,6 +104,11 @@ def likelihood(
         done = group[-1].end
         if tick is not None:
             tick(done, n_tokens)
+    if not math.isfinite(total):
+        raise HeadwiseError(
+            "the model's predictions are not numbers (NaN or infinite) on this text; its weights "
+            "are broken or overflow in this number format."
+        )
     return Likelihood(nll_sum=total, tokens=n_tokens, window=window, stride=stride)
 
 

@@ -236,9 +236,13 @@ class HeadwiseForCausalLM(HeadwisePreTrainedModel, GenerationMixin):
             **kwargs,
         )
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """As the stock model's."""
-        return self.backbone.prepare_inputs_for_generation(*args, **kwargs)
+    def prepare_inputs_for_generation(
+        self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """As the stock model's; generation looks for `inputs_embeds` among the names."""
+        return self.backbone.prepare_inputs_for_generation(
+            *args, inputs_embeds=inputs_embeds, **kwargs
+        )
 
 
 class HeadwiseForMaskedLM(HeadwisePreTrainedModel):

@@ -74,6 +74,11 @@ def new_plan(shape: ModelShape, budget: Budget, policy: str, rules: Rules | None
             f"multiple-of and min-dim must be at least 1, got {rules.multiple_of} "
             f"and {rules.min_dim}."
         )
+    widest = max(rules.multiple_of, rules.min_dim or 1)
+    if widest > max(shape.qk_dim, rules.token_dim or 1):
+        raise PlanError(
+            f"multiple-of and min-dim must be at most the head width {shape.qk_dim}, got {widest}."
+        )
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
     plan = POLICIES[policy](shape, budget, rules)

@@ -87,6 +87,11 @@ def token_spectrum(X: Float[np.ndarray, "tokens token_dim"]) -> Spectrum:
     ``numpy.linalg.matrix_rank``), or times the squared epsilon of the tokens' own type.
     """
     tokens = _varying("token vectors", X)
+    largest = float(np.abs(tokens).max())
+    if largest > 1e150:  # whose square is beyond a float
+        raise TheoryError(
+            f"Token vectors must have entries up to 1e150, got {largest:g}; scale them down."
+        )
     tokens = tokens - tokens.mean(axis=0)
     values = np.linalg.eigvalsh(tokens.T @ tokens / len(tokens))
     rounding = max(max(tokens.shape) * np.finfo(np.float64).eps, np.finfo(X.dtype).eps ** 2)

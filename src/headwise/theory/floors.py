@@ -53,6 +53,11 @@ def jl_floor(points: int, eps: float | int) -> Floor:
             "may vanish and the lemma says nothing (the popular 72 for 8192 points silently takes "
             "eps = 1); pass for example 0.5, which gives 289."
         )
+    if eps < 1e-6:
+        raise TheoryError(
+            f"A distortion eps below 1e-6 asks for a width beyond any model, got {eps}; pass for "
+            "example 0.5."
+        )
     return Floor(8.0 * math.log(_count(points, "points")) / eps**2)
 
 

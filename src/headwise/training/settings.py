@@ -95,13 +95,18 @@ class TrainSettings:
     @classmethod
     def from_dict(cls, data: dict[str, Any], source: str) -> TrainSettings:
         """The settings in JSON-ready data; `source` names it in errors."""
+        if not isinstance(data, dict):
+            raise HeadwiseError(f"{source} must hold settings by name, got {data!r}; restore it.")
         known = [f.name for f in fields(cls)]
         for name in data:
             if name not in known:
                 raise HeadwiseError(
                     f"{source} has an unknown setting {name!r}. {did_you_mean(name, known)}"
                 )
-        return cls(**data)
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise HeadwiseError(f"{source} holds a setting of the wrong kind ({error}).") from error
 
 
 def steps_for(tokens: int, *, batch_size: int, context: int) -> int:
