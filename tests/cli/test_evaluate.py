@@ -102,3 +102,20 @@ def test_bad_input_is_one_sentence(model, text, tmp_path):
     assert "holds no tokenizer" in _message(tmp_path / "empty", "--text", text)
     message = _message(tmp_path / "empty", "--text", text, "--tokenizer", model)
     assert "could not be loaded as a causal language model" in message
+
+
+def test_broken_weights_are_said_in_one_sentence(headwise, model, text, tmp_path):
+    broken = tmp_path / "broken"
+    llama = LlamaForCausalLM.from_pretrained(model)
+    torch.nn.init.constant_(llama.model.embed_tokens.weight, math.nan)
+    llama.save_pretrained(broken)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (broken / name).write_bytes((model / name).read_bytes())
+    for command in (
+        ("eval", broken, "--text", text, "--json"),
+        ("generate", broken, "--prompt", "a"),
+    ):
+        result = headwise(*command, *(("--max-new-tokens", "3") if "--prompt" in command else ()))
+        assert result.code == 2
+        assert result.out == ""
+        assert "not numbers (NaN or infinite)" in result.err

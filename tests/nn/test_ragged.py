@@ -19,8 +19,19 @@ from headwise.nn.slicing import Kept, qk_columns, sliced
 from headwise.plan import HeadSpec, LayerPlan, Plan
 from headwise.planning.cost import cost
 
-RAGGED = ["llama", "llama_biased", "qwen2", "gpt_neox", "gpt2", "opt", "mistral", "gemma3_text"]
-NORMED = {"gemma3_text"}
+RAGGED = [
+    "llama",
+    "llama_biased",
+    "qwen2",
+    "phi3",
+    "gpt_neox",
+    "gpt2",
+    "opt",
+    "mistral",
+    "gemma3_text",
+    "qwen3",
+]
+NORMED = {"gemma3_text", "qwen3"}
 
 
 def ragged_plan(config, *, qk=True):
@@ -254,10 +265,11 @@ def test_a_process_without_headwise_loads_it(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     ids = tiny.inputs("llama")["input_ids"]
     torch.save(ids, tmp_path / "ids.pt")
-    kinds, expected = ["llama", "gpt2"], {}
+    kinds, expected = RAGGED, {}
     for kind in kinds:
         config = tiny.config(kind)
-        model = tiny.randomised(build_model(ragged_plan(config), config=config, seed=5))
+        plan = ragged_plan(config, qk=kind not in NORMED)
+        model = tiny.randomised(build_model(plan, config=config, seed=5))
         model.save_pretrained(tmp_path / kind)
         expected[kind] = (
             _logits(model, ids),
