@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headwise.data.tokens import load_tokenizer, refuse_absent_path
 from headwise.devices import Dtype, chosen_device
@@ -16,60 +16,23 @@ if TYPE_CHECKING:
 def load_model(
     name: str,
     *,
+    kind: Literal["causal", "encoder"] = "causal",
     device: str = "auto",
     dtype: Dtype = "auto",
     trust_remote_code: bool = False,
     tokenizer: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in evaluation mode, and its tokenizer.
+    """The model in evaluation mode, and its tokenizer; an encoder comes without its head.
 
     `auto` takes the best device; numbers in fp32 on a CPU, elsewhere as the checkpoint has them.
     """
-    from transformers import AutoModelForCausalLM
-
-    return _loaded(
-        name,
-        (AutoModelForCausalLM, "a causal language model"),
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        tokenizer=tokenizer,
-    )
-
-
-def load_encoder(
-    name: str,
-    *,
-    device: str = "auto",
-    dtype: Dtype = "auto",
-    trust_remote_code: bool = False,
-    tokenizer: str | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model without its head, which gives hidden states, and its tokenizer."""
-    from transformers import AutoModel
-
-    return _loaded(
-        name,
-        (AutoModel, "an encoder"),
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        tokenizer=tokenizer,
-    )
-
-
-def _loaded(
-    name: str,
-    kind: tuple[Any, str],
-    *,
-    device: str,
-    dtype: Dtype,
-    trust_remote_code: bool,
-    tokenizer: str | None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import torch
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    auto, what = kind
+    auto, what = {
+        "causal": (AutoModelForCausalLM, "a causal language model"),
+        "encoder": (AutoModel, "an encoder"),
+    }[kind]
     refuse_absent_path(name, "a Hugging Face folder with config.json and weights")
     place = chosen_device(device)
     number = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(

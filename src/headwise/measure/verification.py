@@ -20,7 +20,7 @@ from headwise.devices import Dtype
 from headwise.errors import HeadwiseError
 from headwise.measure.comparison import Comparison, comparison, embedding_cosines
 from headwise.measure.likelihood import DEFAULT_WINDOW, scored_stream
-from headwise.measure.loading import load_encoder, load_model, model_context
+from headwise.measure.loading import load_model, model_context
 from headwise.measure.size import Counted, cache_bytes, counted, plan_in
 from headwise.measure.speed import speeds
 from headwise.nn.checkpoint import Checkpoint
@@ -125,10 +125,10 @@ def _loaded(
             "a causal model and an encoder cannot be compared; give the model this one was made "
             "from."
         )
-    load = load_model if causal else load_encoder
     (model, own), (reference, words) = (
-        load(
+        load_model(
             str(folder),
+            kind="causal" if causal else "encoder",
             device=settings.device,
             dtype=settings.dtype,
             trust_remote_code=settings.trust_remote_code,

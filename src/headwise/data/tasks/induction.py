@@ -23,18 +23,11 @@ import torch
 from headwise.data.tasks.base import Batch, Task, TaskError, at_least, distinct_tokens, generator_of
 
 
-@dataclass(frozen=True, slots=True)
-class PreviousToken(Task):
-    """Independent uniform tokens; the target is the token `back` places back."""
+class _Copying(Task):
+    """Uniform tokens of which one that was seen is the answer."""
 
-    length: int
+    __slots__ = ()
     vocab_size: int
-    back: int = 1
-
-    def __post_init__(self) -> None:
-        at_least("back", self.back, 1)
-        at_least("a length (one scored position)", self.length, self.back + 1)
-        at_least("a vocabulary", self.vocab_size, 2)
 
     @property
     def n_inputs(self) -> int:
@@ -46,22 +39,14 @@ class PreviousToken(Task):
         """Different tokens."""
         return self.vocab_size
 
-    def sample(self, n: int, seed: int | torch.Generator = 0) -> Batch:
-        """`n` sequences; the first `back` positions are not scored."""
-        tokens = torch.randint(
-            self.vocab_size, (n, self.length), generator=generator_of(seed), dtype=torch.int64
-        )
-        scored = (torch.arange(self.length) >= self.back).expand(n, -1)
-        return Batch(tokens, tokens.roll(self.back, dims=1), scored)
-
     @property
     def optimum(self) -> float:
-        """1: the token is there to be copied."""
+        """1: the answer has been seen."""
         return 1.0
 
     @property
     def chance(self) -> float:
-        """1/V, also for any predictor that misses the one position that matters."""
+        """1/V: without the place that matters every token is equally likely."""
         return 1 / self.vocab_size
 
     @property
@@ -76,7 +61,29 @@ class PreviousToken(Task):
 
 
 @dataclass(frozen=True, slots=True)
-class InductionHead(Task):
+class PreviousToken(_Copying):
+    """Independent uniform tokens; the target is the token `back` places back."""
+
+    length: int
+    vocab_size: int
+    back: int = 1
+
+    def __post_init__(self) -> None:
+        at_least("back", self.back, 1)
+        at_least("a length (one scored position)", self.length, self.back + 1)
+        at_least("a vocabulary", self.vocab_size, 2)
+
+    def sample(self, n: int, seed: int | torch.Generator = 0) -> Batch:
+        """`n` sequences; the first `back` positions are not scored."""
+        tokens = torch.randint(
+            self.vocab_size, (n, self.length), generator=generator_of(seed), dtype=torch.int64
+        )
+        scored = (torch.arange(self.length) >= self.back).expand(n, -1)
+        return Batch(tokens, tokens.roll(self.back, dims=1), scored)
+
+
+@dataclass(frozen=True, slots=True)
+class InductionHead(_Copying):
     """Distinct random tokens, then some of them again; the target is what followed the first time.
 
     The first `prefix` tokens are distinct and uniform. The other `length − prefix` tokens, all
@@ -98,16 +105,6 @@ class InductionHead(Task):
                 f"and each token but its last again, got {self.length}; make the prefix longer."
             )
 
-    @property
-    def n_inputs(self) -> int:
-        """Different tokens."""
-        return self.vocab_size
-
-    @property
-    def n_outputs(self) -> int:
-        """Different tokens."""
-        return self.vocab_size
-
     def sample(self, n: int, seed: int | torch.Generator = 0) -> Batch:
         """`n` sequences with their answers."""
         generator = generator_of(seed)
@@ -118,26 +115,6 @@ class InductionHead(Task):
         targets[:, self.prefix :] = prefix.gather(1, places + 1)
         scored = (torch.arange(self.length) >= self.prefix).expand(n, -1)
         return Batch(torch.cat([prefix, prefix.gather(1, places)], dim=1), targets, scored)
-
-    @property
-    def optimum(self) -> float:
-        """1: on repeated positions the answer has been seen."""
-        return 1.0
-
-    @property
-    def chance(self) -> float:
-        """1/V: without the sequence every token is equally likely."""
-        return 1 / self.vocab_size
-
-    @property
-    def optimum_loss(self) -> float:
-        """0."""
-        return 0.0
-
-    @property
-    def chance_loss(self) -> float:
-        """ln V."""
-        return math.log(self.vocab_size)
 
     @property
     def order_blind(self) -> float:
