@@ -88,6 +88,14 @@ def test_recovery_can_follow_the_cut(headwise, place, tmp_path):
     assert json.loads(result.out)["cut"]["recovery"]["tokens"] >= 512
     one, other = (load_file(p / "model.safetensors") for p in (out, tmp_path / "out.cut"))
     assert any(not torch.equal(one[n], other[n]) for n in one)
+    # Another budget must not recover the cut that is lying there.
+    again = headwise(*words(place, out, "--keep", "80%", *more[2:], "--force"))
+    assert again.code == 0, again.err
+    counts = [
+        sum(t.numel() for t in load_file(p / "model.safetensors").values())
+        for p in (out, tmp_path / "out.cut")
+    ]
+    assert counts[0] == counts[1] > sum(t.numel() for t in one.values())
 
 
 def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):

@@ -135,6 +135,7 @@ def test_notes_are_not_markup(headwise, tmp_path):
         (("theory", "bound", "--width", "1e5"), "got '1e5'"),
         (("theory", "advise", *ADVISE, "--eps", "1e-300"), "eps below 1e-6"),
         (("eval", "x", "--text", ""), "--text must not be empty"),
+        (("train", __file__, "--text", "builtin:python", "-o", __file__), "Not a directory"),
     ],
 )
 def test_nasty_words(headwise, words, message):

@@ -71,6 +71,20 @@ def test_measured_tokens_replace_the_token_width(headwise, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "scale", "message"),
+    [("a.npz", 1.0, "not an archive"), ("a.npy", 1e300, "entries up to 1e150")],
+)
+def test_odd_vectors(headwise, tmp_path, name, scale, message):
+    rows = scale * np.random.default_rng(0).standard_normal((11, 3))
+    (np.savez if name.endswith("z") else np.save)(tmp_path / name, rows)
+    result = headwise(
+        "theory", "bound", "--width", "9", "--heads", "1", "--vectors", tmp_path / name
+    )
+    assert result.code == 2
+    assert message in result.err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (

@@ -84,7 +84,7 @@ def compress(
     from headwise.artifacts import refuse_existing
     from headwise.cli.evaluate import quiet_transformers
     from headwise.cli.progress import shown
-    from headwise.compress.run import Request
+    from headwise.compress.run import Request, is_finished
     from headwise.compress.run import compress as cut_model
     from headwise.planning.worth_curves import FitRules
 
@@ -104,7 +104,7 @@ def compress(
     chosen = given or _fitted(made, budget, rules)
     request = Request(model, made, chosen, replace(_C, refit=refit), command_line())
     cut = out if recover is None else out.with_name(f"{out.name}.cut")
-    if cut == out or not cut.exists():  # a killed recovery finds its cut model finished
+    if not is_finished(request, cut):  # a killed recovery finds its cut model finished
         with shown("cutting") as progress:
             cut_model(request, cut, force=force, tick=progress.update)
         say(f"Wrote {cut}.")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from headwise.artifacts import atomic_folder, refuse_existing, versions
-from headwise.compress.assemble import write_checkpoint
+from headwise.compress.assemble import RECORD, write_checkpoint
 from headwise.compress.sequential import CutJob, cut_layers
 from headwise.compress.settings import CutSettings
 from headwise.errors import HeadwiseError
@@ -64,6 +64,15 @@ def compress(
     return record
 
 
+def is_finished(request: Request, output: Path) -> bool:
+    """Whether `output` is the whole result of just this request."""
+    try:
+        record = json.loads((output / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("key") == _key(request)
+
+
 def _check(request: Request) -> None:
     """Refuse a plan that was fitted to another profile."""
     fitted = request.plan.origin.profile_sha256
@@ -85,6 +94,7 @@ def _record(request: Request, layers: list[dict[str, Any]]) -> dict[str, Any]:
     profiled = request.profile.record
     return {
         "format": CUT_FORMAT,
+        "key": _key(request),
         "model": request.model,
         "command": request.command,
         "calibration": {
