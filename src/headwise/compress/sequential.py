@@ -1,4 +1,4 @@
-"""The layers cut one after another, each refitted on what the cut layers before it really send.
+"""The layers cut one after another, each fitted to what the cut layers before it really send.
 
     dense stream   h ─► layer 0 ─► layer 1 ─► …        gives the targets (attention outputs)
     cut stream     h ─► cut 0   ─► cut 1   ─► …        gives the inputs
@@ -9,18 +9,18 @@ back and only run, so the result is that of an undisturbed run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from headwise.compress.attended import before_output, outputs
 from headwise.compress.cut import cut_weights
-from headwise.compress.refit import OutputRegression
+from headwise.compress.local_fit import fit_rules, fitted, kept_aside
+from headwise.compress.refit import OutputRegression, chosen_ridge
 from headwise.compress.settings import CutSettings
-from headwise.nn.attention_headwise import HeadwiseAttention
 from headwise.nn.backbones_headwise import Weights
 from headwise.nn.layer_store import LayerStore
 from headwise.nn.layer_stream import LayerStream
@@ -29,10 +29,7 @@ from headwise.profile.format import Profile
 
 Tick = Callable[[int, int], None]
 NO_ERROR = 1e-9  # squared, as a share: float32 runs of equal layers differ by less
-
-
-class _Reached(Exception):  # noqa: N818 (not an error: ends a layer's run at its output projection)
-    pass
+FEW_TOKENS_RIDGE = 1.0  # where no batch can be kept aside to choose it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ def cut_layers(job: CutJob, tick: Tick | None = None) -> None:
     for i in stream:
         weights = stream.weights(stream.load(i))
         whole = stream.planned(i, job.profile.plan.layers[i], weights)
-        targets, dense = _outputs(stream, whole, i, dense)
+        targets, dense = outputs(stream, whole, i, dense)
         del whole
         if not job.store.has(i):
             made, record = _made(job, i, weights, list(zip(cut, targets, strict=True)))
@@ -76,59 +73,58 @@ def _made(
 
     `pairs` are the inputs of the cut layer and the outputs of the dense attention.
     """
-    matrices, biases = cut_weights(job.profile, job.plan, i, weights)
-    narrow = job.stream.planned(i, job.plan.layers[i], (matrices, biases))
-    regression = OutputRegression(with_bias="output" in biases)
-    for b, (hidden, target) in enumerate(pairs):
-        regression.add(_before_output(job.stream, narrow, i, hidden, b), target)
-    bias = biases.get("output")
-    folded = regression.error(matrices["output"], bias)
+    made = cut_weights(job.profile, job.plan, i, weights)
+    sums = _sums(job, i, made, pairs)
+    folded = (sums[0] + sums[1]).error(*_output(made))
     record: dict[str, Any] = {"error": {"folded": folded}}
     # Nothing was lost so far: a refit could only add rounding.
-    if job.settings.refit and folded > NO_ERROR:
-        W_O, b_O = regression.solution(matrices["output"], bias, job.settings.ridge)
-        matrices = {**matrices, "output": W_O}
-        biases = biases if b_O is None else {**biases, "output": b_O}
-        record["error"]["refitted"] = regression.error(W_O, b_O)
-    return (matrices, biases), record
+    if folded <= NO_ERROR:
+        return made, record
+    if job.settings.refit:
+        made = _refitted(job, made, sums, record)
+    rules = fit_rules(job.settings, len(pairs))
+    if rules is not None:
+        layer = job.stream.planned(i, job.plan.layers[i], made)
+        better, record["fit"] = fitted(job.stream, layer, i, pairs, rules)
+        if better is not None:
+            made = better
+            if job.settings.refit:
+                made = _refitted(job, made, _sums(job, i, made, pairs), record)
+    return made, record
 
 
-def _outputs(
-    stream: LayerStream, layer: nn.Module, i: int, inputs: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The attention outputs and the layer outputs, batch by batch."""
-    attended: list[Tensor] = []
-    with _hooked(_attention(layer).o_proj, lambda m, args, out: attended.append(out)):
-        outputs = [stream.run(layer, i, h, b) for b, h in enumerate(inputs)]
-    return attended, outputs
+def _sums(
+    job: CutJob, i: int, made: Weights, pairs: list[tuple[Tensor, Tensor]]
+) -> tuple[OutputRegression, OutputRegression]:
+    """The regression's sums over the batches that are used, and over those kept aside."""
+    layer = job.stream.planned(i, job.plan.layers[i], made)
+    with_bias = "output" in made[1]
+    sums = OutputRegression(with_bias), OutputRegression(with_bias)
+    aside = kept_aside(len(pairs))
+    for b, (hidden, target) in enumerate(pairs):
+        sums[b in aside].add(before_output(job.stream, layer, i, hidden, b), target)
+    return sums
 
 
-def _before_output(
-    stream: LayerStream, layer: nn.Module, i: int, hidden: Tensor, batch: int
-) -> Tensor:
-    """What enters the output projection; the rest of the layer is not run."""
-    found: list[Tensor] = []
-
-    def stop(module: Any, args: Any, output: Any) -> None:
-        found.append(args[0])
-        raise _Reached
-
-    with _hooked(_attention(layer).o_proj, stop), suppress(_Reached):
-        stream.run(layer, i, hidden, batch)
-    return found[0]
-
-
-def _attention(layer: nn.Module) -> HeadwiseAttention:
-    return next(m for m in layer.modules() if isinstance(m, HeadwiseAttention))
+def _refitted(
+    job: CutJob,
+    made: Weights,
+    sums: tuple[OutputRegression, OutputRegression],
+    record: dict[str, Any],
+) -> Weights:
+    """The weights with the output projection refitted on all batches."""
+    used, aside = sums
+    ridge = job.settings.ridge
+    if ridge is None:
+        ridge = chosen_ridge(used, aside, _output(made)) if aside.power else FEW_TOKENS_RIDGE
+    W_O, b_O = (used + aside).solution(*_output(made), ridge)
+    record["ridge"] = ridge
+    record["error"]["refitted"] = (used + aside).error(W_O, b_O)
+    return {**made[0], "output": W_O}, made[1] if b_O is None else {**made[1], "output": b_O}
 
 
-@contextmanager
-def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _output(weights: Weights) -> tuple[Tensor, Tensor | None]:
+    return weights[0]["output"], weights[1].get("output")
 
 
 def _stored_dtype(stream: LayerStream, i: int) -> torch.dtype:

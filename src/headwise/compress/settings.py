@@ -13,14 +13,22 @@ class CutSettings:
     """What a cut does besides folding the kept directions."""
 
     refit: bool = True  # refit W_O of each layer on the already cut layers before it
-    ridge: float = 1e-2  # pull of the refit towards the folded weights
+    ridge: float | None = None  # pull of the refit towards the folded weights; None: chosen
+    fit: int | None = None  # steps of layer-local fitting; None: two passes over the text
+    fit_rate: float = 0.01  # of a step, as a share of each matrix's size
     batch: int = 4  # sequences run together
+    seed: int = 0  # of the order of batches in the fit
 
     def __post_init__(self) -> None:
-        if self.ridge < 0 or self.batch < 1:
+        if self.batch < 1 or (self.ridge is not None and self.ridge < 0):
             raise HeadwiseError(
                 f"ridge must not be negative and batch must be at least 1, got {self.ridge} and "
                 f"{self.batch}."
+            )
+        if self.fit_rate <= 0 or (self.fit is not None and self.fit < 0):
+            raise HeadwiseError(
+                f"fit must be 0 or more steps at a rate above 0, got {self.fit} and "
+                f"{self.fit_rate}."
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Engine:
         self.model.train()
         lr = learning_rate(index, settings)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["scale"]
         parts = list(self._micro_batches(self.job.batches(index)))
         sums: dict[str, Tensor] = {}
         for i, part in enumerate(parts):

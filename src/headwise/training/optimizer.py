@@ -2,6 +2,10 @@
 
 Decay pulls matrices towards zero; norms, biases and embeddings are left alone: their size is not
 what makes a network overfit, and an embedding row without gradient would just fade away.
+
+Adam moves every number by about the learning rate, whatever its size. Weights that are trained
+already differ in size from matrix to matrix, so there the rate may be a share of each tensor's own
+root mean square at the start (`lr_relative`): one rate then fits all models.
 """
 
 from __future__ import annotations
@@ -37,14 +41,22 @@ def decayed_names(model: nn.Module) -> frozenset[str]:
 
 
 def adamw(model: nn.Module, settings: TrainSettings) -> AdamW:
-    """The optimizer over the trained parameters, in two groups: with decay and without."""
+    """The optimizer over the trained parameters: with decay and without; `scale` is of the rate."""
     from torch.optim import AdamW
 
     parameters, decayed = trained_parameters(model), decayed_names(model)
     groups: list[dict[str, Any]] = [
-        {"params": [p for n, p in parameters.items() if n in decayed]},
-        {"params": [p for n, p in parameters.items() if n not in decayed], "weight_decay": 0.0},
+        {"params": [p for n, p in parameters.items() if n in decayed], "scale": 1.0},
+        {
+            "params": [p for n, p in parameters.items() if n not in decayed],
+            "scale": 1.0,
+            "weight_decay": 0.0,
+        },
     ]
+    if settings.lr_relative:
+        groups = [
+            {**group, "params": [p], "scale": _size(p)} for group in groups for p in group["params"]
+        ]
     fused = all(p.device.type in {"cpu", "cuda"} for p in parameters.values())
     return AdamW(
         [g for g in groups if g["params"]],
@@ -54,6 +66,11 @@ def adamw(model: nn.Module, settings: TrainSettings) -> AdamW:
         weight_decay=settings.weight_decay,
         fused=fused,
     )
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square; a tensor of zeros has none, so its rate is taken as it is."""
+    return float(tensor.detach().double().square().mean().sqrt()) or 1.0
 
 
 def moments(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:

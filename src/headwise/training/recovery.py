@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from headwise.nn.modeling_headwise import HeadwisePreTrainedModel
 from headwise.training.batches import Batch, WindowBatches, held_out_batches
 from headwise.training.engine import Job
 from headwise.training.loop import Observer, Outcome, run
+from headwise.training.metrics import read_rows
 from headwise.training.processes import on_main
 from headwise.training.run_folder import RunFolder
 from headwise.training.settings import TrainSettings
@@ -81,8 +82,12 @@ def recover(
     *,
     force: bool = False,
     observer: Observer | None = None,
+    finishing: Callable[[Path], None] | None = None,
 ) -> Outcome:
-    """Train the cut model, or go on training it, and write the recovered one."""
+    """Train the cut model, or go on training it, and write the recovered one.
+
+    `finishing` may add files to the new folder before it takes its place.
+    """
     refuse_existing(output, force=force)
     folder = RunFolder(output.with_name(f"{output.name}.partial"))
     on_main(processes, lambda: _begin(folder, _key(task)))
@@ -90,7 +95,15 @@ def recover(
     job = _job(task, processes)
     outcome = run(job, processes, folder=folder, observer=observer)
     if not outcome.signal:
-        on_main(processes, lambda: _write(task, output, outcome, force=force))
+
+        def write() -> None:
+            with atomic_folder(output, force=force) as made:
+                # The row on disk, not this process's: the last step may be that of a killed one.
+                _write(task, made, read_rows(folder.metrics)[-1])
+                if finishing is not None:
+                    finishing(made)
+
+        on_main(processes, write)
         on_main(processes, lambda: shutil.rmtree(folder.path))
     return outcome
 
@@ -138,25 +151,23 @@ def _begin(folder: RunFolder, key: str) -> None:
     folder.sweep()
 
 
-def _write(task: Recovery, output: Path, outcome: Outcome, *, force: bool) -> None:
+def _write(task: Recovery, folder: Path, last: Mapping[str, Any]) -> None:
     """The recovered model in the number format of the cut one, with what belongs to it."""
     checkpoint = Checkpoint.open(task.folder)
     stored = next(one.dtype for one in checkpoint.stored.values())
     model: Any = task.model
-    with atomic_folder(output, force=force) as folder:
-        # A number that came from bf16 goes back to the same bf16: only the attention changes.
-        model.to(stored).save_pretrained(folder)
-        copy_companions(task.folder, folder)
-        try:
-            record = json.loads((task.folder / RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            record = {}
-        last = outcome.last
-        record["recovery"] = {
-            "text_sha256": task.text_sha256,
-            "tokens": last.tokens if last else 0,
-            "held_out_loss": last.held_out_loss if last else None,
-            "settings": task.settings.to_dict(),
-            "versions": dict(versions(("headwise", "torch", "transformers", "accelerate"))),
-        }
-        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    # A number that came from bf16 goes back to the same bf16: only the attention changes.
+    model.to(stored).save_pretrained(folder)
+    copy_companions(task.folder, folder)
+    try:
+        record = json.loads((task.folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        record = {}
+    record["recovery"] = {
+        "text_sha256": task.text_sha256,
+        "tokens": last["tokens"],
+        "held_out_loss": last.get("held_out_loss"),
+        "settings": task.settings.to_dict(),
+        "versions": dict(versions(("headwise", "torch", "transformers", "accelerate"))),
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

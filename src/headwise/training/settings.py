@@ -29,6 +29,7 @@ class TrainSettings:
     accumulate: int = 1  # parts of a process's share of the batch, one forward pass each
     context: int | None = None  # None: the plan's
     lr: float = 6e-4
+    lr_relative: bool = False  # lr is a share of each trained tensor's root mean square
     min_lr: float | None = None  # None: a tenth of lr
     weight_decay: float = 0.1
     warmup: int | None = None  # steps; None: a twentieth of the run

@@ -1,0 +1,178 @@
+"""The cut projections of one layer fitted to what the dense layer's attention gave.
+
+    hidden (cut layers before) ─► q, k, v of the kept directions ─► o  ≈  the dense output
+
+The ridge regression of W_O is exact but can only mix what the kept directions carry. Moving all
+four projections a little also mends the attention pattern and what the values read. Only this
+layer is run, never the layers after it: nothing is trained from end to end. The loop is the one
+that trains models; its rate is a share of each matrix's size.
+
+Some batches are kept aside. If the fit does not lower their error, too, it is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.compress.attended import attention_of, attention_output
+from headwise.compress.settings import CutSettings
+from headwise.nn.attention_headwise import PROJECTIONS
+from headwise.nn.backbones_headwise import Weights
+from headwise.nn.layer_stream import LayerStream
+from headwise.training.engine import DivergenceError, Job
+from headwise.training.loop import run
+from headwise.training.processes import accelerator
+from headwise.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+LEAST_BATCHES = 8  # of fewer, none is kept aside
+CHECK_EVERY = 12  # one batch of so many is kept aside
+PASSES = 2.0  # over the calibration text, unless steps are asked for
+Pairs = Sequence[tuple[Tensor, Tensor]]  # inputs of the cut layer, outputs of the dense attention
+
+
+def kept_aside(batches: int) -> range:
+    """The numbers of the batches on which ridge and fit are judged; none of few."""
+    return range(CHECK_EVERY // 2, batches if batches >= LEAST_BATCHES else 0, CHECK_EVERY)
+
+
+@dataclass(frozen=True, slots=True)
+class FitRules:
+    """Steps of one batch each, and how far a step goes (a share of each matrix's size)."""
+
+    steps: int
+    rate: float
+    seed: int = 0
+
+
+def fit_rules(settings: CutSettings, batches: int) -> FitRules | None:
+    """What the settings ask for with so many batches; None if there is nothing to do."""
+    aside = kept_aside(batches)
+    steps = settings.fit if settings.fit is not None else round(PASSES * (batches - len(aside)))
+    if not steps or not aside:
+        return None
+    return FitRules(steps, settings.fit_rate, settings.seed)
+
+
+def fitted(
+    stream: LayerStream, layer: nn.Module, i: int, pairs: Pairs, rules: FitRules
+) -> tuple[Weights | None, dict[str, Any]]:
+    """Better projections for a planned layer at place `i`, or None; and what was seen."""
+    aside = kept_aside(len(pairs))
+    used = [b for b in range(len(pairs)) if b not in aside]
+    before, after = _error(stream, layer, i, pairs, aside), math.inf
+    # A fit that runs away is one that does not pay.
+    with contextlib.suppress(DivergenceError):
+        _train(_Attended(stream, layer, i), _Order(pairs, used, [rules.seed, i]), rules)
+        after = _error(stream, layer, i, pairs, aside)
+    pays = after < before
+    seen: dict[str, Any] = {"steps": rules.steps, "pays": pays, "unseen_error": {"before": before}}
+    if math.isfinite(after):
+        seen["unseen_error"]["after"] = after
+    return _weights(layer) if pays else None, seen
+
+
+class _Attended(nn.Module):
+    """A layer up to the output of its attention."""
+
+    def __init__(self, stream: LayerStream, layer: nn.Module, i: int) -> None:
+        super().__init__()
+        self.layer, self.place, self.stream = layer, i, stream
+        for parameter in _projections(layer).values():
+            parameter.requires_grad_()
+
+    def forward(self, hidden: Tensor, batch: int) -> Tensor:
+        return attention_output(self.stream, self.layer, self.place, hidden, batch)
+
+    def train(self, mode: bool = True) -> _Attended:
+        """Stay in evaluation mode: dropout has no place in a fit to exact targets."""
+        return super().train(False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Called with a step, gives its batch: every pass goes through all used ones, shuffled."""
+
+    pairs: Pairs
+    used: Sequence[int]
+    seed: Sequence[int]
+
+    def __call__(self, step: int) -> dict[str, Tensor]:
+        turn, place = divmod(step, len(self.used))
+        order = np.random.default_rng([*self.seed, turn]).permutation(len(self.used))
+        b = self.used[order[place]]
+        hidden, target = self.pairs[b]
+        return {"hidden": hidden, "target": target, "batch": torch.full((len(hidden),), b)}
+
+
+def _loss(model: nn.Module, batch: Any, /) -> tuple[Tensor, Mapping[str, Tensor]]:
+    target = batch["target"].float()
+    missed = model(batch["hidden"], int(batch["batch"][0])).float() - target
+    return missed.square().sum() / target.square().sum().clamp_min(1e-30), {}
+
+
+def _train(model: _Attended, order: _Order, rules: FitRules) -> None:
+    device: Any = model.stream.device.type
+    settings = TrainSettings(
+        steps=rules.steps,
+        batch_size=1,  # of the stream's batches
+        lr=rules.rate,
+        min_lr=rules.rate / 50,
+        lr_relative=True,
+        weight_decay=0.0,
+        eval_every=rules.steps,
+        save_every=rules.steps,
+    ).resolved(context=order.pairs[0][0].shape[1], device=device, dtype="fp32")
+    with torch.enable_grad():
+        outcome = run(Job(model, _loss, order, settings), _processes(device))
+    model.requires_grad_(False)
+    if outcome.signal:
+        raise KeyboardInterrupt
+
+
+@cache
+def _processes(device: Any) -> Accelerator:
+    return accelerator(device)
+
+
+@torch.no_grad()
+def _error(
+    stream: LayerStream, layer: nn.Module, i: int, pairs: Pairs, batches: Sequence[int]
+) -> float:
+    """Squared error over these batches, as a share of the dense output's square."""
+    missed = power = 0.0
+    for b in batches:
+        hidden, target = pairs[b]
+        missed += float((attention_output(stream, layer, i, hidden, b) - target).square().sum())
+        power += float(target.square().sum())
+    return missed / power if power else 0.0
+
+
+def _projections(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained tensors of a layer, as `side.weight` and `side.bias`."""
+    attention = attention_of(layer)
+    return {
+        f"{side}.{name}": parameter
+        for side, module in PROJECTIONS.items()
+        if (projection := getattr(attention, module, None)) is not None
+        for name, parameter in projection.named_parameters()
+    }
+
+
+def _weights(layer: nn.Module) -> Weights:
+    found: Weights = ({}, {})
+    for name, parameter in _projections(layer).items():
+        side, kind = name.split(".")
+        found[kind == "bias"][side] = parameter.detach().clone()
+    return found

@@ -1,0 +1,144 @@
+"""Layer-local fitting and the refit's ridge: judged on batches that neither of them saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.compress.cut import cut_weights
+from headwise.compress.local_fit import FitRules, fit_rules, fitted, kept_aside
+from headwise.compress.refit import RIDGES, OutputRegression, chosen_ridge
+from headwise.compress.run import Request, compress
+from headwise.compress.settings import CutSettings
+from headwise.nn.checkpoint import Checkpoint
+from headwise.nn.layer_stream import LayerStream
+
+PLACE = 1
+
+
+class Bench:
+    """A cut layer in its stream, with the inputs and the dense attention outputs."""
+
+    def __init__(self, dense, batches=13):
+        rng = np.random.default_rng(3)
+        rows = [torch.from_numpy(rng.integers(4, 53, (3, 13))) for _ in range(batches)]
+        self.stream = LayerStream(
+            Checkpoint.open(dense.path), [{"input_ids": r} for r in rows], dtype=torch.float32
+        )
+        self.dense, self.plan = dense, dense.plan(0.6)
+        self.weights = self.stream.weights(self.stream.load(PLACE))
+        whole = self.planned(dense.profile.plan, self.weights)
+        from headwise.compress.attended import outputs
+
+        with torch.no_grad():
+            targets, _ = outputs(self.stream, whole, PLACE, self.stream.first)
+        self.pairs = list(zip(self.stream.first, targets, strict=True))
+
+    def planned(self, plan, weights):
+        return self.stream.planned(PLACE, plan.layers[PLACE], weights)
+
+    def cut(self):
+        return self.planned(
+            self.plan, cut_weights(self.dense.profile, self.plan, PLACE, self.weights)
+        )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_fit_lowers_the_error_on_batches_kept_aside(subject, name):
+    bench = Bench(subject(name))
+    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(60, 0.03))
+    assert made is not None
+    assert seen["unseen_error"]["after"] < 0.97 * seen["unseen_error"]["before"]
+    before = cut_weights(bench.dense.profile, bench.plan, PLACE, bench.weights)
+    assert {s: w.shape for s, w in made[0].items()} == {s: w.shape for s, w in before[0].items()}
+    assert all(not torch.equal(made[0][side], w) for side, w in before[0].items())
+
+
+def test_a_fit_that_runs_away_is_thrown_away(subject):
+    bench = Bench(subject("llama"))
+    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(9, 30.0))
+    assert made is None
+    assert not seen["pays"]
+
+
+def test_a_fit_depends_on_its_seed_only(subject):
+    bench = Bench(subject("llama"))
+
+    def once(seed):
+        rules = FitRules(5, 0.02, seed)
+        made, _ = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, rules)
+        return made[0]["query"]
+
+    assert torch.equal(once(1), once(1))
+    assert not torch.equal(once(1), once(2))
+
+
+def test_few_batches_are_not_fitted():
+    assert fit_rules(CutSettings(), batches=7) is None
+    assert fit_rules(CutSettings(fit=0), batches=100) is None
+    assert fit_rules(CutSettings(fit=5), batches=100) == FitRules(5, CutSettings().fit_rate, 0)
+    # Two passes over the batches that are not kept aside.
+    assert fit_rules(CutSettings(), batches=24).steps == 2 * (24 - len(kept_aside(24)))
+    assert list(kept_aside(24)) == [6, 18]
+
+
+def test_the_ridge_is_the_one_that_serves_unseen_tokens():
+    """Much noise and few tokens call for a strong pull, many tokens for a weak one."""
+    rng = torch.Generator().manual_seed(4)
+
+    def sums(tokens, noise):
+        z = torch.randn(tokens, 11, generator=rng, dtype=torch.float64)
+        y = z @ true.mT + noise * torch.randn(tokens, 7, generator=rng, dtype=torch.float64)
+        made = OutputRegression(with_bias=False)
+        made.add(z, y)
+        return made
+
+    start = torch.randn(7, 11, generator=rng, dtype=torch.float64)
+    true = start + 0.1 * torch.randn(7, 11, generator=rng, dtype=torch.float64)
+    few = chosen_ridge(sums(23, 1.0), sums(997, 1.0), (start, None))
+    many = chosen_ridge(sums(4001, 1.0), sums(997, 1.0), (start, None))
+    assert few > many
+    assert {few, many} <= set(RIDGES)
+
+
+def test_sums_add_up():
+    rng = torch.Generator().manual_seed(4)
+    z, y = torch.randn(29, 5, generator=rng), torch.randn(29, 3, generator=rng)
+    whole, first, second = (OutputRegression(with_bias=True) for _ in range(3))
+    whole.add(z, y)
+    first.add(z[:11], y[:11])
+    second.add(z[11:], y[11:])
+    start = torch.randn(3, 5, generator=rng), torch.randn(3, generator=rng)
+    for a, b in zip(
+        whole.solution(*start, 0.1), (first + second).solution(*start, 0.1), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    empty = OutputRegression(with_bias=True)
+    assert (empty + whole).error(*start) == whole.error(*start) == (whole + empty).error(*start)
+
+
+def test_a_direction_that_never_occurred_stays_where_it_was():
+    rng = torch.Generator().manual_seed(4)
+    z = torch.randn(29, 5, generator=rng)
+    z[:, 2] = 0
+    regression = OutputRegression(with_bias=False)
+    regression.add(z, torch.randn(29, 3, generator=rng))
+    start = torch.randn(3, 5, generator=rng)
+    W_O, _ = regression.solution(start, None, 0.0)
+    torch.testing.assert_close(W_O[:, 2], start[:, 2])
+    assert not torch.allclose(W_O[:, 1], start[:, 1])
+
+
+def test_the_record_says_what_ridge_and_fit_did(subject, tmp_path):
+    dense = subject("llama")
+    settings = CutSettings(batch=1, fit=3)
+    ids = np.random.default_rng(8).integers(4, 53, (9, 13))
+    profile = replace(dense.profile, tensors={**dense.profile.tensors, "ids": ids})
+    record = compress(Request(str(dense.path), profile, dense.plan(0.6), settings), tmp_path / "o")
+    layer = next(one for one in record["layers"] if "fit" in one)
+    assert layer["ridge"] in RIDGES
+    assert layer["fit"]["steps"] == 3
+    assert set(layer["error"]) == {"folded", "refitted"}
