@@ -1,8 +1,19 @@
 """Outputs are whole or not there, and nothing good is lost."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from headwise.artifacts import atomic_file, atomic_folder, sha256, versions, write_text
+from headwise.artifacts import (
+    atomic_file,
+    atomic_folder,
+    sha256,
+    sole_writer,
+    versions,
+    write_text,
+)
 from headwise.errors import OutputError
 
 
@@ -66,3 +77,46 @@ def test_hash_and_versions(tmp_path):
     assert sha256(tmp_path / "x").startswith("ba7816bf8f01cfea")
     found = dict(versions(("numpy", "no-such-package")))
     assert set(found) == {"python", "numpy"}
+
+
+def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    one = "0" * 32
+    stale, alive = (tmp_path / f".run.{pid}-{one}.tmp" for pid in (dead.pid, os.getppid()))
+    others = [tmp_path / n for n in (f".run.{one}.old", f".runs.{dead.pid}-{one}.tmp", "kept")]
+    for folder in (stale, alive, *others):
+        folder.mkdir()
+        (folder / "file").touch()
+    with atomic_folder(tmp_path / "run") as temporary:
+        (temporary / "new").touch()
+    assert not stale.exists()
+    assert {p.name for p in tmp_path.iterdir()} == {"run", alive.name, *(p.name for p in others)}
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
+    held = (
+        "import sys, pathlib\n"
+        "from headwise.artifacts import sole_writer\n"
+        "with sole_writer(pathlib.Path(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", held, str(tmp_path / "work")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout.readline() == "held\n"
+        with (
+            pytest.raises(OutputError, match="another run is at work in"),
+            sole_writer(tmp_path / "work"),
+        ):
+            pass
+    finally:
+        other.kill()  # the hold goes with the process, however it ends
+        other.communicate()
+    with sole_writer(tmp_path / "work"):
+        pass

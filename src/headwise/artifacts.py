@@ -48,6 +48,7 @@ def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     refuse_existing(path, force=force)
     if path.is_file():
         raise OutputError(f"{path} is a file, but a folder is to be written; give another name.")
+    _sweep(path)
     with _beside(path) as temporary:
         temporary.mkdir()
         yield temporary
@@ -90,7 +91,7 @@ def versions(
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A free temporary name beside `path`, removed on failure; OS errors become one sentence."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -108,6 +109,52 @@ def _beside(path: Path) -> Iterator[Path]:
         else:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which is made if need be; raise if another process holds it.
+
+    Two runs that go on in one folder of unfinished work would mix theirs. The system lets go of
+    the hold when a process ends, however it ends. Where files cannot be held, nothing is checked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"another run is at work in {folder}; wait for it, or give another output."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def _sweep(path: Path) -> None:
+    """Remove temporary folders of `path` whose process was killed while it wrote them."""
+    name = re.compile(re.escape(f".{path.name}.") + r"(\d+)-[0-9a-f]{32}\.tmp")
+    for old in path.parent.iterdir() if path.parent.is_dir() else ():
+        match = name.fullmatch(old.name)
+        if match and not _is_another_process(int(match[1])):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_another_process(pid: int) -> bool:
+    if pid == os.getpid():  # it is ours again, as after a restart in a container
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there, and not ours to ask
+        return True
+    return True
 
 
 def _flush(path: Path) -> None:

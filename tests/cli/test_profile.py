@@ -42,6 +42,7 @@ def test_profile_prints_and_writes(headwise, checkpoint, tmp_path):
         "p",
         "profile.json",
         "profile.safetensors",
+        "report.html",
     ]
     again = headwise("profile", *where, "-o", tmp_path / "p", *OPTIONS)
     assert again.code == 2

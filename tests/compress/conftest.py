@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,20 +93,31 @@ FAMILIES = {
 class Subject:
     """A tiny random model: the folder it is saved in, its profile, and plans fitted to that."""
 
-    def __init__(self, name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        *,
+        change: Callable[[Any], None] | None = None,
+        rows: int = 6,
+        length: int = LENGTH,
+    ) -> None:
         torch.manual_seed(7)
         model = FAMILIES[name]()
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(torch.randn(p.shape) * 0.25 if p.ndim > 1 else p + torch.randn(p.shape) / 5)
+        if change is not None:
+            change(model)
         self.name, self.model = name, model.to(dtype).eval()
         self.path = folder / "dense"
         self.model.save_pretrained(self.path)
         wrapped = convert(self.model.float())
-        ids = np.random.default_rng(5).integers(4, VOCAB, (6, LENGTH))
-        rows = Sequences(ids, objective_of(wrapped), "made up", "0" * 64, 3)
-        settings = ProfileSettings(length=LENGTH, tokens=6 * LENGTH, chunk=3, seed=1)
-        self.profile = profile_model(Job(wrapped, str(self.path), rows, settings), folder / "prof")
+        ids = np.random.default_rng(5).integers(4, VOCAB, (rows, length))
+        read = Sequences(ids, objective_of(wrapped), "made up", "0" * 64, 3)
+        settings = ProfileSettings(length=length, tokens=ids.size, chunk=3, seed=1)
+        self.profile = profile_model(Job(wrapped, str(self.path), read, settings), folder / "prof")
         self.ids = torch.from_numpy(np.random.default_rng(9).integers(4, VOCAB, (2, 11)))
 
     def plan(self, share: float, multiple_of: int = 2):

@@ -80,3 +80,25 @@ def test_restored_moments_continue_exactly():
 def test_a_model_with_nothing_to_train_is_refused():
     with pytest.raises(HeadwiseError, match="no parameter to train"):
         adamw(Net().requires_grad_(False), SETTINGS)
+
+
+def test_a_relative_rate_moves_every_tensor_by_a_share_of_its_size():
+    """Adam's first step moves each number by its rate, which is lr × root mean square."""
+    net = Net()
+    with torch.no_grad():
+        net.linear.weight.mul_(100)
+        net.linear.bias.zero_()
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    optimizer = adamw(net, TrainSettings(lr=0.1, lr_relative=True, weight_decay=0.0))
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    for group in optimizer.param_groups:  # as the loop does it
+        group["lr"] = 0.1 * group["scale"]
+    optimizer.step()
+    for name, p in net.named_parameters():
+        size = float(before[name].square().mean().sqrt()) or 1.0  # zeros have no size
+        torch.testing.assert_close(p.detach(), before[name] - 0.1 * size, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_relative_rate_every_tensor_has_the_same():
+    assert {group["scale"] for group in adamw(Net(), SETTINGS).param_groups} == {1.0}

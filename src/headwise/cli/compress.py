@@ -57,6 +57,14 @@ def compress(
     refit: Annotated[
         bool, typer.Option(help="Refit each layer's output projection on the cut layers before it.")
     ] = _C.refit,
+    fit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Steps of fitting each layer's projections to the dense layer; 0: none "
+            "[two passes over the text].",
+        ),
+    ] = _C.fit,
     recover: Annotated[
         int | None,
         typer.Option(min=1, help="Then train the attention on this many tokens (`recover`)."),
@@ -94,15 +102,15 @@ def compress(
         names={"attn_params": "--keep"},
     )
     _check(budget, plan, max_ratio, verify=verify)
-    refuse_existing(out, force=force)
+    refuse_existing(out, force=force or _is_unproven(out, verify=verify))
     # Whatever can be wrong is found before the long work.
     rules, given = FitRules(granularity, multiple_of), _read_plan(plan) if plan else None
-    calibration, held_out = _split(text)
-    made = _profiled(
+    calibration, held_out = split_text(text)
+    made = profiled(
         model, calibration, profile or out.with_name(f"{out.name}.profile"), tokens, length
     )
     chosen = given or _fitted(made, budget, rules)
-    request = Request(model, made, chosen, replace(_C, refit=refit), command_line())
+    request = Request(model, made, chosen, replace(_C, refit=refit, fit=fit), command_line())
     cut = out if recover is None else out.with_name(f"{out.name}.cut")
     if not is_finished(request, cut):  # a killed recovery finds its cut model finished
         with shown("cutting") as progress:
@@ -110,7 +118,10 @@ def compress(
         say(f"Wrote {cut}.")
     if recover is not None:
         asked = recover_cli.Asked(recover, length=made.ids.shape[1], held_out=HELD_OUT)
-        recover_cli.recovered(cut, model, text, out, asked, force=force)
+        if not (is_finished(request, out) and _is_recovered(out, asked)):
+            recover_cli.recovered(cut, model, text, out, asked, force=force)
+    else:
+        _write_card(out, model)
     record = json.loads((out / "headwise.json").read_text(encoding="utf-8"))
     document: dict[str, Any] = {"out": str(out), "cut": record, **plan_cli.costs(chosen, None)}
     if not verify:
@@ -120,6 +131,7 @@ def compress(
     targets = verify_cli.quality_targets(proof, {"--max-ratio": max_ratio})
     verify_cli.judge(proof, targets)
     _write_proof(out, proof)
+    _write_card(out)
     document["verify"] = proof
     show(document, as_json=as_json, render=verify_cli.verification_table(proof))
     verify_cli.conclude(proof, targets)
@@ -137,7 +149,23 @@ def _check(budget: Budget, plan: Path | None, max_ratio: float | None, *, verify
         raise HeadwiseError("--max-ratio needs the verification that --no-verify leaves out.")
 
 
-def _split(source: str) -> tuple[Text, Text]:
+def _is_unproven(out: Path, *, verify: bool) -> bool:
+    """Whether `out` may be a cut that was killed before its card or its proof was written."""
+    wanted = ("README.md", "verify.json") if verify else ("README.md",)
+    return (out / "headwise.json").exists() and not all((out / name).exists() for name in wanted)
+
+
+def _is_recovered(out: Path, asked: recover_cli.Asked) -> bool:
+    """Whether `out` was trained for just as long as is asked."""
+    from headwise.training.settings import steps_for
+
+    record = json.loads((out / "headwise.json").read_text(encoding="utf-8"))
+    done = record.get("recovery", {}).get("settings", {}).get("steps")
+    steps = steps_for(asked.tokens, batch_size=asked.batch_size, context=asked.length)
+    return bool(done == steps)
+
+
+def split_text(source: str) -> tuple[Text, Text]:
     """The text to calibrate on, and the part that is kept for the proof."""
     from headwise.data.split import held_out_split
     from headwise.data.text import Text, read_source
@@ -146,7 +174,7 @@ def _split(source: str) -> tuple[Text, Text]:
     return Text(source, parts.train), Text(f"{source} (held out)", parts.held_out)
 
 
-def _profiled(model: str, text: Text, folder: Path, tokens: int, length: int | None) -> Profile:
+def profiled(model: str, text: Text, folder: Path, tokens: int, length: int | None) -> Profile:
     """The profile in `folder` if it is of this model and text, else one made there."""
     from headwise.cli.progress import shown
     from headwise.errors import HeadwiseError
@@ -207,3 +235,11 @@ def _write_proof(out: Path, proof: dict[str, Any]) -> None:
 
     text = json.dumps(proof, indent=2, allow_nan=False) + "\n"
     write_text(out / "verify.json", text, force=True)
+
+
+def _write_card(out: Path, model: str | None = None) -> None:
+    """The model card; `model` is the source, whose licence comes along."""
+    from headwise.nn.sources import local_folder
+    from headwise.report.card import write_card
+
+    write_card(out, None if model is None else local_folder(model))

@@ -34,7 +34,10 @@ def evaluate(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score a text: nats per token, perplexity, bits per byte."""
+    """Score a text: nats per token, perplexity, bits per byte.
+
+    Example: headwise eval ./model --text notes.txt
+    """
     import time
 
     from headwise.cli.progress import shown

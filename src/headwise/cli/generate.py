@@ -27,7 +27,10 @@ def generate(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Continue a prompt."""
+    """Continue a prompt.
+
+    Example: headwise generate ./model --prompt "The capital of France is"
+    """
     from headwise.cli.evaluate import quiet_transformers
     from headwise.measure.generation import continuation
     from headwise.measure.loading import load_model

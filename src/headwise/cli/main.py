@@ -11,14 +11,18 @@ import typer
 
 from headwise import __version__
 from headwise.cli import (
+    compare,
     compress,
     demo,
     evaluate,
+    explore,
     generate,
     plan,
     plan_fit,
     profile,
     recover,
+    report,
+    reproduce,
     theory,
     train,
     verify,
@@ -35,13 +39,17 @@ app = typer.Typer(
 app.add_typer(plan.app, name="plan")
 app.add_typer(theory.app, name="theory")
 plan.app.command("fit")(plan_fit.fit)
+app.command("compare")(compare.compare)
 app.command("compress")(compress.compress)
 app.command("demo")(demo.demo)
 app.command("profile")(profile.profile)
 app.command("recover")(recover.recover)
+app.command("report")(report.report)
+app.command("reproduce")(reproduce.reproduce)
 app.command("verify")(verify.verify)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
+app.command("explore")(explore.explore)
 app.command("generate")(generate.generate)
 
 

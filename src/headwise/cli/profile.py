@@ -10,6 +10,7 @@ import typer
 
 from headwise.cli.console import ForceFlag, JsonFlag, say, show, table
 from headwise.cli.evaluate import check_choice, quiet_transformers
+from headwise.cli.report import report_beside
 from headwise.profile.settings import ProfileSettings
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def profile(
     job = Job(loaded, model, sequences(loaded, words, source, settings), settings)
     made = _run(job, out, force=force)
     if made is not None:
+        report_beside(out)
         show(_document(made, out), as_json=as_json, render=_picture(made))
         say(f"Wrote {out}.")
 

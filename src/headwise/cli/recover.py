@@ -13,7 +13,13 @@ from headwise.errors import HeadwiseError
 from headwise.training.settings import TrainSettings, steps_for
 
 _D = TrainSettings(
-    lr=3e-4, batch_size=4, weight_decay=0.0, eval_every=50, eval_windows=16, save_every=25
+    lr=3e-3,
+    lr_relative=True,
+    batch_size=4,
+    weight_decay=0.0,
+    eval_every=50,
+    eval_windows=16,
+    save_every=25,
 )
 LENGTH, HELD_OUT = 512, 0.1
 
@@ -32,7 +38,9 @@ def recover(
     batch_size: Annotated[
         int, typer.Option(help="Windows per step, over all processes.")
     ] = _D.batch_size,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = _D.lr,
+    lr: Annotated[
+        float, typer.Option(help="Highest learning rate, as a share of each matrix's size.")
+    ] = _D.lr,
     seed: Annotated[int, typer.Option(help="Of the batches.")] = _D.seed,
     held_out: Annotated[
         float, typer.Option(help="Share of the text that is never trained on.")
@@ -77,6 +85,7 @@ def recovered(
     from headwise.cli.evaluate import quiet_transformers
     from headwise.cli.training_view import training_view
     from headwise.devices import chosen_device
+    from headwise.report.card import write_card
     from headwise.training.processes import accelerator
     from headwise.training.recovery import recover as run_recovery
 
@@ -95,7 +104,14 @@ def recovered(
     task = _task(model, against, text, settings)
     processes = accelerator(place)
     with training_view(processes.is_main_process) as observer:
-        outcome = run_recovery(task, out, processes, force=force, observer=observer)
+        outcome = run_recovery(
+            task,
+            out,
+            processes,
+            force=force,
+            observer=observer,
+            finishing=lambda made: write_card(made, model, name=out.name),
+        )
     processes.end_training()
     if outcome.signal:
         say("Stopped; the same command goes on.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwise.cli.console import ForceFlag, JsonFlag, command_line, read_text, say, show
+from headwise.cli.report import report_beside
 from headwise.errors import HeadwiseError, OutputError
 from headwise.training.settings import TrainSettings, differences, steps_for
 
@@ -71,7 +72,12 @@ def train(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a plan's model from scratch; under torchrun, on several processes."""
+    """Train a plan's model from scratch; under torchrun, on several processes.
+
+    Example: headwise train plan.json --text notes.txt --steps 300 -o run
+
+    Example: headwise train -o run --resume
+    """
     given = {k: v for k, v in ctx.params.items() if _typed(ctx, k) and v is not None}
     try:
         _train(given, as_json=as_json)
@@ -243,6 +249,8 @@ def _finish(folder: RunFolder, outcome: Outcome, *, as_json: bool) -> None:
             f"Stopped by a signal after step {outcome.progress.step}, which is saved; go on with "
             f"`headwise train -o {folder.path} --resume`."
         )
+    else:
+        report_beside(folder.path)
     _report(folder, as_json=as_json)
 
 

@@ -98,11 +98,15 @@ def verify(
     as_json: JsonFlag = False,
     force: ForceFlag = False,
 ) -> None:
-    """Measure a cut model against its source; exit code 1 says that a target was missed."""
+    """Measure a cut model against its source; exit code 1 says that a target was missed.
+
+    Example: headwise verify smaller --against ./model --text held-out.txt --max-ratio 1.1
+    """
     from headwise.artifacts import refuse_existing, write_text
     from headwise.cli.evaluate import check_choice, quiet_transformers
     from headwise.cli.progress import shown
     from headwise.measure.verification import Settings, verification
+    from headwise.report.card import write_card
 
     quiet_transformers()
     check_choice("dtype", dtype, ("auto", "fp32", "bf16"))
@@ -142,6 +146,8 @@ def verify(
     if output is not None:
         text_form = json.dumps(document, indent=2, allow_nan=False) + "\n"
         write_text(output, text_form, force=force)
+        if output.resolve() == (Path(out) / "verify.json").resolve():
+            write_card(Path(out))  # the proof lies beside the model: its card tells the figures
     show(document, as_json=as_json, render=verification_table(document))
     conclude(document, targets)
 

@@ -13,7 +13,6 @@ Some batches are kept aside. If the fit does not lower their error, too, it is t
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 LEAST_BATCHES = 8  # of fewer, none is kept aside
 CHECK_EVERY = 12  # one batch of so many is kept aside
-PASSES = 2.0  # over the calibration text, unless steps are asked for
+PASSES = 2  # over the calibration text, unless steps are asked for
 Pairs = Sequence[tuple[Tensor, Tensor]]  # inputs of the cut layer, outputs of the dense attention
 
 
@@ -49,20 +48,24 @@ def kept_aside(batches: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class FitRules:
-    """Steps of one batch each, and how far a step goes (a share of each matrix's size)."""
+    """Steps of one batch each, and the rates to try: how far a step goes, as a share of a matrix.
+
+    The less a layer misses, the less its matrices have to move, and steps too long for it would
+    only shake them; so the first rate that pays is taken.
+    """
 
     steps: int
-    rate: float
+    rates: tuple[float, ...]
     seed: int = 0
 
 
 def fit_rules(settings: CutSettings, batches: int) -> FitRules | None:
     """What the settings ask for with so many batches; None if there is nothing to do."""
     aside = kept_aside(batches)
-    steps = settings.fit if settings.fit is not None else round(PASSES * (batches - len(aside)))
+    steps = settings.fit if settings.fit is not None else PASSES * (batches - len(aside))
     if not steps or not aside:
         return None
-    return FitRules(steps, settings.fit_rate, settings.seed)
+    return FitRules(steps, settings.fit_rates, settings.seed)
 
 
 def fitted(
@@ -71,16 +74,22 @@ def fitted(
     """Better projections for a planned layer at place `i`, or None; and what was seen."""
     aside = kept_aside(len(pairs))
     used = [b for b in range(len(pairs)) if b not in aside]
-    before, after = _error(stream, layer, i, pairs, aside), math.inf
-    # A fit that runs away is one that does not pay.
-    with contextlib.suppress(DivergenceError):
-        _train(_Attended(stream, layer, i), _Order(pairs, used, [rules.seed, i]), rules)
-        after = _error(stream, layer, i, pairs, aside)
-    pays = after < before
-    seen: dict[str, Any] = {"steps": rules.steps, "pays": pays, "unseen_error": {"before": before}}
-    if math.isfinite(after):
-        seen["unseen_error"]["after"] = after
-    return _weights(layer) if pays else None, seen
+    order = _Order(pairs, used, [rules.seed, i])
+    start = {name: p.detach().clone() for name, p in _projections(layer).items()}
+    before = _error(stream, layer, i, pairs, aside)
+    seen: dict[str, Any] = {"steps": rules.steps, "rate": None, "unseen_error": {"before": before}}
+    for rate in rules.rates:
+        # A fit that runs away is one that does not pay.
+        with contextlib.suppress(DivergenceError):
+            _train(_Attended(stream, layer, i), order, rules.steps, rate)
+            after = _error(stream, layer, i, pairs, aside)
+            if after < before:
+                seen["rate"], seen["unseen_error"]["after"] = rate, after
+                return _weights(layer), seen
+        with torch.no_grad():
+            for name, parameter in _projections(layer).items():
+                parameter.copy_(start[name])
+    return None, seen
 
 
 class _Attended(nn.Module):
@@ -122,17 +131,17 @@ def _loss(model: nn.Module, batch: Any, /) -> tuple[Tensor, Mapping[str, Tensor]
     return missed.square().sum() / target.square().sum().clamp_min(1e-30), {}
 
 
-def _train(model: _Attended, order: _Order, rules: FitRules) -> None:
+def _train(model: _Attended, order: _Order, steps: int, rate: float) -> None:
     device: Any = model.stream.device.type
     settings = TrainSettings(
-        steps=rules.steps,
+        steps=steps,
         batch_size=1,  # of the stream's batches
-        lr=rules.rate,
-        min_lr=rules.rate / 50,
+        lr=rate,
+        min_lr=rate / 50,
         lr_relative=True,
         weight_decay=0.0,
-        eval_every=rules.steps,
-        save_every=rules.steps,
+        eval_every=steps,
+        save_every=steps,
     ).resolved(context=order.pairs[0][0].shape[1], device=device, dtype="fp32")
     with torch.enable_grad():
         outcome = run(Job(model, _loss, order, settings), _processes(device))

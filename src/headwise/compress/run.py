@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from headwise.artifacts import atomic_folder, refuse_existing, versions
+from headwise.artifacts import atomic_folder, refuse_existing, sole_writer, versions
 from headwise.compress.assemble import RECORD, write_checkpoint
 from headwise.compress.sequential import CutJob, cut_layers
 from headwise.compress.settings import CutSettings
@@ -25,7 +25,7 @@ from headwise.nn.checkpoint import Checkpoint
 from headwise.nn.layer_store import LayerStore
 from headwise.nn.layer_stream import LayerStream
 from headwise.nn.sources import local_folder
-from headwise.plan import Plan
+from headwise.plan import Origin, Plan
 from headwise.profile.format import Profile
 
 CUT_FORMAT = "headwise-cut/1"
@@ -50,8 +50,16 @@ def compress(
     refuse_existing(output, force=force)
     _check(request)
     partial = output.with_name(f"{output.name}.partial")
+    with sole_writer(partial):
+        record = _cut(request, partial, output, force=force, tick=tick)
+        shutil.rmtree(partial)
+    return record
+
+
+def _cut(
+    request: Request, partial: Path, output: Path, *, force: bool, tick: Tick | None
+) -> dict[str, Any]:
     store = LayerStore(partial, _key(request))
-    partial.mkdir(parents=True, exist_ok=True)
     ids = torch.from_numpy(request.profile.ids)
     batches = [{"input_ids": rows} for rows in torch.split(ids, request.settings.batch)]
     checkpoint = Checkpoint.open(local_folder(request.model))
@@ -60,7 +68,6 @@ def compress(
     record = _record(request, [store.record(i) for i in stream])
     with atomic_folder(output, force=force) as folder:
         write_checkpoint(folder, stream, request.plan, store, record)
-    shutil.rmtree(partial)
     return record
 
 
@@ -84,8 +91,12 @@ def _check(request: Request) -> None:
 
 
 def _key(request: Request) -> str:
-    """What the cut layers depend on: other inputs must not reuse them."""
-    parts = [request.model, request.profile.sha256, request.plan.to_json()]
+    """What the cut layers depend on: other inputs must not reuse them.
+
+    Which command wrote the plan, and when, is not among them.
+    """
+    plan = request.plan.model_copy(update={"origin": Origin()})
+    parts = [request.model, request.profile.sha256, plan.to_json()]
     parts.append(json.dumps(request.settings.to_dict(), sort_keys=True))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

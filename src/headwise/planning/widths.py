@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from headwise.plan import RESOURCE_NAMES, Budget, Plan
+from headwise.plan import RESOURCE_NAMES, Budget, Plan, Resource
 from headwise.planning.cost import Side, cost, dense_cost, unit_cost
 from headwise.planning.solver import Allocation, Curve, solve
 
@@ -37,32 +37,56 @@ def side_of(part: Part) -> Side:
     return "vo" if part == "vo" else "qk"
 
 
+class Widths:
+    """The curves of one model, ready for many budgets."""
+
+    def __init__(self, template: Plan, context: int, curves: Mapping[Place, WidthCurve]) -> None:
+        self._template, self._context, self._curves = template, context, curves
+        self._full, self.dense = cost(template, context), dense_cost(template.shape, context)
+        self._made: dict[tuple[Resource, ...], tuple[Curve, ...]] = {}
+
+    def best(self, budget: Budget) -> tuple[dict[Place, int], Allocation]:
+        """The widths of highest total value within the budget, and how they were found."""
+        resources = budget.limited
+        if resources not in self._made:
+            self._made[resources] = self._priced(resources)
+        limits = tuple(budget.amount(r, self.dense) for r in resources)
+        names = tuple(RESOURCE_NAMES[r] for r in resources)
+        found = solve(self._made[resources], limits, resources=names)
+        return dict(zip(self._curves, found.units[:-1], strict=True)), found
+
+    def _priced(self, resources: tuple[Resource, ...]) -> tuple[Curve, ...]:
+        """The curves with what their dimensions cost, and what no width changes."""
+        made = []
+        slopes: dict[tuple[int, int, Side], tuple[int, ...]] = {}  # heads of a layer share them
+        for (i, j, part), curve in self._curves.items():
+            head = self._template.layers[i].heads[j]
+            kind = i, head.queries, side_of(part)
+            if kind not in slopes:
+                unit = unit_cost(self._template, i, head, kind[2], self._context)
+                slopes[kind] = tuple(unit[r] for r in resources)
+            made.append(
+                Curve(
+                    values=curve.values,
+                    unit_cost=slopes[kind],
+                    floor=curve.floor,
+                    multiple_of=curve.multiple_of,
+                    tie=curve.tie,
+                )
+            )
+        fixed = tuple(
+            getattr(self._full, r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in made)
+            for k, r in enumerate(resources)
+        )
+        made.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))
+        return tuple(made)
+
+
 def best_widths(
     template: Plan, budget: Budget, context: int, curves: Mapping[Place, WidthCurve]
 ) -> tuple[dict[Place, int], Allocation]:
-    """The widths of highest total value within the budget, and how they were found."""
-    resources = budget.limited
-    made = []
-    for (i, j, part), curve in curves.items():
-        unit = unit_cost(template, i, template.layers[i].heads[j], side_of(part), context)
-        made.append(
-            Curve(
-                values=curve.values,
-                unit_cost=tuple(unit[r] for r in resources),
-                floor=curve.floor,
-                multiple_of=curve.multiple_of,
-                tie=curve.tie,
-            )
-        )
-    full, dense = cost(template, context), dense_cost(template.shape, context)
-    fixed = tuple(
-        getattr(full, r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in made)
-        for k, r in enumerate(resources)
-    )
-    made.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))
-    limits = tuple(budget.amount(r, dense) for r in resources)
-    found = solve(made, limits, resources=tuple(RESOURCE_NAMES[r] for r in resources))
-    return dict(zip(curves, found.units[:-1], strict=True)), found
+    """The widths of highest total value within one budget."""
+    return Widths(template, context, curves).best(budget)
 
 
 def largest_scale(fits: Callable[[float], bool], top: float) -> float | None:

@@ -25,7 +25,7 @@ from headwise.planning.widths import Part, Place, WidthCurve
 GRANULARITIES = ("head", "layer", "model")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself only, so it can be a key
 class HeadWorth:
     """What the directions of one head group are worth; `qk_whole` forbids cutting queries and keys.
 
@@ -65,7 +65,13 @@ class FitRules:
 
 def most_valuable(worth: Float[np.ndarray, " n"], count: int) -> list[int]:
     """The places of the `count` largest, ascending; of equals the first."""
-    return sorted(int(i) for i in np.argsort(-worth, kind="stable")[:count])
+    return sorted(ranking(worth)[:count])
+
+
+def ranking(worth: Float[np.ndarray, " n"]) -> list[int]:
+    """The places from most to least valuable; of equals the first comes first."""
+    found: list[int] = np.argsort(-worth, kind="stable").tolist()
+    return found
 
 
 def width_curves(worths: Worths, rules: FitRules) -> dict[Place, WidthCurve]:

@@ -87,6 +87,52 @@ def plan_chart(plan: Plan) -> Chart:
     )
 
 
+def pareto_chart(document: dict[str, Any]) -> Chart:
+    """Perplexity ÷ dense by counted attention parameters, one line per recipe, one panel per text.
+
+    `document` is that of `headwise compare`; cells that no recipe reached have no point.
+    """
+    rows = [
+        {
+            "recipe": cell["method"],
+            "budget": cell["budget"],
+            "share": cell["share"],
+            "ratio": score["ratio"],
+            "text": f"{Path(text['source']).name}: {text['role']}",
+        }
+        for cell in document["cells"]
+        for text, score in zip(document["texts"], cell.get("texts", ()), strict=False)
+        if score["ratio"] is not None
+    ]
+    ratios = [row["ratio"] for row in rows]
+    whole = [0.98 * min(ratios), 1.02 * max(ratios)]  # a log axis would else go to powers of ten
+    recipes = list(document["methods"])
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X(
+            "share:Q",
+            title="attention parameters kept",
+            axis=alt.Axis(format="%"),
+            scale=alt.Scale(zero=False),
+        ),
+        y=alt.Y(
+            "ratio:Q",
+            title="perplexity ÷ dense",
+            scale=alt.Scale(type="log", domain=whole, nice=False),
+        ),
+        color=alt.Color("recipe:N", sort=recipes),
+        tooltip=["recipe:N", "budget:N", "share:Q", "ratio:Q"],
+    )
+    points = base.mark_point(size=60, filled=True).encode(
+        shape=alt.Shape("recipe:N", sort=recipes, legend=None)
+    )
+    panel = alt.layer(base.mark_line(), points).properties(width=420, height=320)
+    texts = list(dict.fromkeys(row["text"] for row in rows))
+    facets: Chart = panel.facet(column=alt.Column("text:N", title=None, sort=texts)).properties(
+        title=f"Recipes at equal counted budgets: {Path(document['model']).name}"
+    )
+    return facets
+
+
 def save_chart(chart: Chart, path: Path, *, force: bool = False) -> None:
     """Write a chart as PNG, SVG or a self-contained HTML page, by the ending of `path`."""
     kind = path.suffix.lower()

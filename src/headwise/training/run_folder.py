@@ -7,6 +7,7 @@ RUN/run.json          settings, text, versions, command, status
     metrics.jsonl     one row per step
     checkpoints/      step-00000100/ …, the newest few
     model/            the finished model, for AutoModelForCausalLM
+    report.html       what came out, for people
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from headwise.errors import HeadwiseError, OutputError
 
 RUN_FORMAT = "headwise-run/1"
 _OURS = frozenset(
-    {"run.json", "plan.json", "tokenizer", "tokens", "metrics.jsonl", "checkpoints", "model"}
+    {
+        "run.json",
+        "plan.json",
+        "tokenizer",
+        "tokens",
+        "metrics.jsonl",
+        "checkpoints",
+        "model",
+        "report.html",
+    }
 )
 
 
@@ -69,6 +79,11 @@ class RunFolder:
     def model(self) -> Path:
         """The finished model."""
         return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return self.path / "report.html"
 
     def read_record(self) -> dict[str, Any]:
         """What run.json holds."""

@@ -1,0 +1,1 @@
+"""The plan explorer: a page whose sliders ask the one solver."""

@@ -1,0 +1,225 @@
+"""The recipes side by side by one command: cells, charts, going on after a kill, errors."""
+
+import json
+import sys
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+from headwise.cli import main
+from headwise.compress import bench
+from headwise.data.text import read_source
+from headwise.data.tokens import trained_tokenizer
+
+RECIPES = ["svd-llm", "clover", "magnitude", "energy", "head-pruning", "uniform", "headwise"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    words = "\n\n".join(read_source("builtin:python", max_chars=24_000).documents)
+    (folder / "text.txt").write_text(words)
+    (folder / "other.txt").write_text("A sentence of another kind, and one more. " * 60)
+    tokenizer = trained_tokenizer([words], 307)
+    config = LlamaConfig(
+        vocab_size=307,
+        hidden_size=48,
+        intermediate_size=61,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+def words(place, out, *more, text="text.txt", model="model"):
+    where = (place / model, "--text", place / text, "-o", out)
+    sizes = ("--length", "32", "--tokens", "320", "--max-tokens", "128", "--multiple-of", "2")
+    return [str(w) for w in ("compare", *where, *sizes, *more)]
+
+
+def stamps(out):
+    return {p.name: p.stat().st_mtime_ns for p in (out / "cells").iterdir()}
+
+
+def by_name(document):
+    return {(c["method"], c["budget"]): c for c in document["cells"]}
+
+
+@pytest.fixture(scope="module")
+def finished(place):
+    """One whole comparison, which the tests look at or add to."""
+    out = place / "out"
+    more = ("--keep", "100%,60%,2%", "--other-text", place / "other.txt", "--recover", "256")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["headwise", *words(place, out, *more)])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+    assert not end.value.code
+    return out
+
+
+def test_every_recipe_is_counted_and_measured_at_every_budget(finished):
+    document = json.loads((finished / "compare.json").read_text())
+    assert document["format"] == "headwise-compare/1"
+    dense = 3 * (6 + 3 + 3 + 6) * 8 * 48
+    assert document["attn_params"] == dense
+    cells = by_name(document)
+    assert set(cells) == {
+        (m, b) for m in (*RECIPES, "headwise+recovery") for b in ("100%", "60%", "2%")
+    }
+    for (method, _), cell in cells.items():
+        if "problem" in cell:
+            continue
+        assert cell["attn_params"] <= cell["amount"]
+        assert cell["share"] == cell["attn_params"] / dense
+        assert len(cell["texts"]) == 2
+        if cell["budget"] == "100%" and method != "headwise+recovery":
+            assert [t["ratio"] for t in cell["texts"]] == pytest.approx([1, 1], abs=1e-5)
+        if cell["budget"] == "60%":
+            assert cell["attn_params"] > 0.5 * dense
+            assert cell["texts"][0]["ratio"] != pytest.approx(1, abs=1e-6)
+
+
+def test_a_budget_out_of_reach_is_said(headwise, place, finished):
+    cells = by_name(json.loads((finished / "compare.json").read_text()))
+    for method in ("svd-llm", "clover", "uniform", "headwise", "headwise+recovery"):
+        assert "texts" not in cells[method, "2%"]
+        assert cells[method, "2%"]["problem"]
+    assert cells["head-pruning", "2%"]["attn_params"] == 0  # every head is gone
+
+
+def test_the_record_names_texts_seeds_and_versions(finished):
+    document = json.loads((finished / "compare.json").read_text())
+    assert document["seeds"] == {"profile": 0, "recovery": 0}
+    assert by_name(document)["headwise+recovery", "60%"]["recovery"]["tokens"] == 256
+    assert {"headwise", "torch", "python"} <= set(document["versions"])
+    roles = [text["role"] for text in document["texts"]]
+    assert roles == ["calibration domain", "other text"]
+    assert len({t["sha256"] for t in document["texts"]} | {document["weights_sha256"]}) == 3
+    assert all(t["dense_perplexity"] > 1 and t["tokens"] == 128 for t in document["texts"])
+
+
+def test_the_chart_is_drawn_and_the_work_is_gone(finished):
+    for name in ("pareto.html", "pareto.svg", "pareto.png"):
+        assert (finished / name).stat().st_size > 1000
+    assert "head-pruning" in (finished / "pareto.svg").read_text()
+    assert not (finished / "work").exists()
+
+
+def test_a_finished_comparison_is_not_run_again_and_can_be_added_to(headwise, place, finished):
+    before = stamps(finished)
+    other = ("--other-text", place / "other.txt")
+    again = headwise(*words(place, finished, "--keep", "60%", "--methods", "clover,energy", *other))
+    assert again.code == 0, again.err
+    assert "is finished already; nothing was run" in again.err
+    assert "clover" in again.out
+    more = ("--keep", "80%", "--methods", "clover", "--json")
+    added = headwise(*words(place, finished, *more, *other))
+    assert added.code == 0, added.err
+    document = json.loads(added.out)
+    assert document == json.loads((finished / "compare.json").read_text())
+    assert ("clover", "80%") in by_name(document)
+    assert ("svd-llm", "60%") in by_name(document)
+    after = stamps(finished)
+    assert set(after) - set(before) == {"clover@80pct.json"}
+    assert all(after[name] == stamp for name, stamp in before.items())
+
+
+def test_other_inputs_are_refused_without_force(headwise, place, finished):
+    before = stamps(finished)
+    for more, name in (((), "measured"), (("--held", place / "other.txt"), "text")):
+        result = headwise(*words(place, finished, *more))
+        assert result.code == 2
+        assert f"is a comparison that differs in {name}" in result.err.replace("measured, ", "")
+    assert stamps(finished) == before
+
+
+def test_a_killed_comparison_goes_on_with_the_same_cells(headwise, place, tmp_path, monkeypatch):
+    """Killed in the middle of a recipe: what is finished stays, the rest comes out the same."""
+    quick = ("--keep", "70%,50%", "--methods", "svd-llm,head-pruning,uniform")
+    assert headwise(*words(place, tmp_path / "whole", *quick)).code == 0
+
+    class KilledError(Exception):
+        pass
+
+    def killed(subject, amount):
+        raise KilledError
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setitem(bench.RIVALS, "head-pruning", killed)
+        patch.setattr(sys, "argv", ["headwise", *words(place, out, *quick)])
+        with pytest.raises(KilledError):
+            main.main()
+    before = stamps(out)
+    assert set(before) == {"dense.json", "svd-llm@70pct.json"}
+    assert not (out / "compare.json").exists()
+    (out / "cells" / "uniform@70pct.json").write_text('{"method": "uni')  # not whole: not there
+    assert headwise(*words(place, out, *quick)).code == 0
+    assert {name: stamps(out)[name] for name in before} == before
+    found = [json.loads((p / "compare.json").read_text()) for p in (tmp_path / "whole", out)]
+    for document in found:
+        for cell in document["cells"]:
+            del cell["seconds"]
+    assert found[0]["cells"] == found[1]["cells"]
+
+
+def test_force_starts_again(headwise, place, tmp_path):
+    one = ("--keep", "70%", "--methods", "magnitude")
+    assert headwise(*words(place, tmp_path / "out", *one)).code == 0
+    other = ("--keep", "60%", "--methods", "clover", "--held", place / "other.txt", "--force")
+    assert headwise(*words(place, tmp_path / "out", *other)).code == 0
+    document = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert list(by_name(document)) == [("clover", "60%")]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--keep", "130%"), "--keep must be a share above 0% and up to 100%"),
+        (("--keep", "75%,"), "--keep must be a share above 0% and up to 100%"),
+        (("--methods", "svdllm"), "Did you mean 'svd-llm'?"),
+        (("--methods", "clover", "--recover", "99"), "got --recover without it"),
+        (("--methods", "headwise+recovery"), "got it without --recover"),
+        (("--multiple-of", "0"), "multiple-of and min-dim must be at least 1"),
+        (("--other-text", "nowhere.txt"), "nowhere.txt does not exist"),
+        (("--length", "160"), "at most the model's context of 128"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(headwise, place, tmp_path, more, message):
+    result = headwise(*words(place, tmp_path / "out", *more))
+    assert result.code == 2
+    assert message in result.err.splitlines()[-1]
+    assert not (tmp_path / "out" / "compare.json").exists()
+
+
+def test_the_calibration_text_is_no_measure(headwise, place, tmp_path):
+    result = headwise(*words(place, tmp_path / "out", "--held", place / "text.txt"))
+    assert result.code == 2
+    assert "is the calibration text itself" in result.err
+
+
+def test_foreign_files_are_kept(headwise, place, tmp_path):
+    (tmp_path / "precious").touch()
+    result = headwise(*words(place, tmp_path, "--force"))
+    assert result.code == 2
+    assert "holds files that no comparison wrote (precious)" in result.err
+    assert (tmp_path / "precious").exists()
+
+
+def test_an_encoder_is_refused(headwise, place, tmp_path):
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2}
+    BertModel(BertConfig(vocab_size=307, intermediate_size=29, **sizes)).save_pretrained(
+        place / "bert"
+    )
+    trained_tokenizer([(place / "text.txt").read_text()], 307).save_pretrained(place / "bert")
+    result = headwise(*words(place, tmp_path / "out", model="bert"))
+    assert result.code == 2
+    assert "a comparison is of causal language models" in result.err
