@@ -180,3 +180,24 @@ def test_killed_processes_resume_to_the_same_files(place, tmp_path):
     a, b = (Checkpoint.open(tmp_path / n) for n in ("whole", "killed"))
     assert a.names == b.names
     assert all(torch.equal(a.tensor(n), b.tensor(n)) for n in a.names)
+
+
+def test_a_profile_of_the_whole_text_leaves_nothing_for_the_proof(headwise, place, tmp_path):
+    """What `headwise profile` made can be cut with; the proof needs other text then."""
+    made = tmp_path / "whole.profile"
+    source = (str(place / "model"), "--text", str(place / "text.txt"))
+    result = headwise("profile", *source, "--length", "32", "--tokens", "640", "-o", str(made))
+    assert result.code == 0, result.err
+    with_it = ("--keep", "75%", "--profile", made)
+    result = headwise(*words(place, tmp_path / "small", *with_it))
+    assert result.code == 2
+    assert "so nothing of it is left for the proof; give --other-text, or --no-verify" in result.err
+    assert not (tmp_path / "small").exists()
+    (tmp_path / "other.txt").write_text((place / "text.txt").read_text()[::-1])
+    other = ("--other-text", tmp_path / "other.txt", "--json")
+    result = headwise(*words(place, tmp_path / "small", *with_it, *other))
+    assert result.code == 0, result.err
+    assert [t["source"] for t in json.loads(result.out)["verify"]["texts"]] == [
+        str(tmp_path / "other.txt")
+    ]
+    assert (tmp_path / "small" / "report.html").exists()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli import compress as compress_cli
+from headwise.cli import calibration as calibration_cli
 from headwise.cli import recover as recover_cli
 from headwise.cli.console import ForceFlag, JsonFlag, command_line, say, show, table
 from headwise.compress.recipes.catalogue import METHODS, RECOVERED, CompareSettings
@@ -102,7 +102,9 @@ def compare(
     if found is not None and not folder.missing(budgets, chosen):
         say(f"{out} is finished already; nothing was run.")
     else:
-        made = compress_cli.profiled(model, calibration, profile or folder.profile, tokens, length)
+        made = calibration_cli.profiled(
+            model, calibration, profile or folder.profile, tokens, length
+        )
         folder.open(inputs | {"profile_sha256": made.sha256})
         work = _Work(model, text, made, measured, budgets, chosen, settings, recover)
         found = _compared(work, folder)
@@ -128,7 +130,7 @@ class _Work:
         self.asked = None
         if recover is not None:
             self.asked = recover_cli.Asked(
-                recover, length=profile.ids.shape[1], held_out=compress_cli.HELD_OUT
+                recover, length=profile.ids.shape[1], held_out=calibration_cli.HELD_OUT
             )
 
     def recover(self, cut: Path, out: Path) -> None:
@@ -191,7 +193,7 @@ def _texts(text: str, held: str | None, others: list[str]) -> tuple[Text, list[T
     from headwise.data.text import read_source
 
     if held is None:
-        calibration, first = compress_cli.split_text(text)
+        calibration, first = calibration_cli.split_text(text)
     else:
         calibration, first = read_source(text), read_source(held)
     measured = [first, *(read_source(other) for other in others)]

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headwise.cli import calibration as calibration_cli
 from headwise.cli import parsing
 from headwise.cli import plan as plan_cli
 from headwise.cli import recover as recover_cli
 from headwise.cli import verify as verify_cli
 from headwise.cli.console import ForceFlag, JsonFlag, command_line, read_text, say, show
+from headwise.cli.report import report_beside
 from headwise.compress.settings import CutSettings
+from headwise.errors import BudgetError, HeadwiseError
 from headwise.profile.settings import ProfileSettings
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from headwise.profile.format import Profile
 
 _D, _C = ProfileSettings(), CutSettings()
-HELD_OUT = 0.1  # of the text, kept for the proof
 
 
 def compress(
@@ -105,10 +107,16 @@ def compress(
     refuse_existing(out, force=force or _is_unproven(out, verify=verify))
     # Whatever can be wrong is found before the long work.
     rules, given = FitRules(granularity, multiple_of), _read_plan(plan) if plan else None
-    calibration, held_out = split_text(text)
-    made = profiled(
-        model, calibration, profile or out.with_name(f"{out.name}.profile"), tokens, length
-    )
+    profile = profile or out.with_name(f"{out.name}.profile")
+    calibration, held_out = calibration_cli.texts_for(text, profile)
+    measured: list[str | Text] = [held_out] if held_out else []
+    measured += other_text or []
+    if verify and not measured:
+        raise HeadwiseError(
+            f"{profile} was made on all of {text}, so nothing of it is left for the proof; give "
+            "--other-text, or --no-verify."
+        )
+    made = calibration_cli.profiled(model, calibration, profile, tokens, length)
     chosen = given or _fitted(made, budget, rules)
     request = Request(model, made, chosen, replace(_C, refit=refit, fit=fit), command_line())
     cut = out if recover is None else out.with_name(f"{out.name}.cut")
@@ -117,7 +125,9 @@ def compress(
             cut_model(request, cut, force=force, tick=progress.update)
         say(f"Wrote {cut}.")
     if recover is not None:
-        asked = recover_cli.Asked(recover, length=made.ids.shape[1], held_out=HELD_OUT)
+        asked = recover_cli.Asked(
+            recover, length=made.ids.shape[1], held_out=calibration_cli.HELD_OUT
+        )
         if not (is_finished(request, out) and _is_recovered(out, asked)):
             recover_cli.recovered(cut, model, text, out, asked, force=force)
     else:
@@ -125,21 +135,21 @@ def compress(
     record = json.loads((out / "headwise.json").read_text(encoding="utf-8"))
     document: dict[str, Any] = {"out": str(out), "cut": record, **plan_cli.costs(chosen, None)}
     if not verify:
+        report_beside(out)
         show(document, as_json=as_json, render=plan_cli.picture(chosen))
         return
-    proof = _verified(out, model, [held_out, *(other_text or [])], verify_tokens)
+    proof = _verified(out, model, measured, verify_tokens)
     targets = verify_cli.quality_targets(proof, {"--max-ratio": max_ratio})
     verify_cli.judge(proof, targets)
     _write_proof(out, proof)
     _write_card(out)
+    report_beside(out)
     document["verify"] = proof
     show(document, as_json=as_json, render=verify_cli.verification_table(proof))
     verify_cli.conclude(proof, targets)
 
 
 def _check(budget: Budget, plan: Path | None, max_ratio: float | None, *, verify: bool) -> None:
-    from headwise.errors import BudgetError, HeadwiseError
-
     if (plan is None) == (not budget.limited):
         came = "neither" if plan is None else "both"
         raise BudgetError(
@@ -163,43 +173,6 @@ def _is_recovered(out: Path, asked: recover_cli.Asked) -> bool:
     done = record.get("recovery", {}).get("settings", {}).get("steps")
     steps = steps_for(asked.tokens, batch_size=asked.batch_size, context=asked.length)
     return bool(done == steps)
-
-
-def split_text(source: str) -> tuple[Text, Text]:
-    """The text to calibrate on, and the part that is kept for the proof."""
-    from headwise.data.split import held_out_split
-    from headwise.data.text import Text, read_source
-
-    parts = held_out_split(read_source(source).documents, HELD_OUT)
-    return Text(source, parts.train), Text(f"{source} (held out)", parts.held_out)
-
-
-def profiled(model: str, text: Text, folder: Path, tokens: int, length: int | None) -> Profile:
-    """The profile in `folder` if it is of this model and text, else one made there."""
-    from headwise.cli.progress import shown
-    from headwise.errors import HeadwiseError
-    from headwise.nn.build import plan_of
-    from headwise.profile.chunks import Job
-    from headwise.profile.format import Profile
-    from headwise.profile.run import profile_model
-    from headwise.profile.source import load_profiled, sequences
-
-    if folder.exists():
-        found = Profile.read(folder)
-        if (found.record.model, found.record.text.sha256) != (model, text.sha256):
-            raise HeadwiseError(
-                f"{folder} is a profile of {found.record.model} on {found.record.text.source}, not "
-                f"of {model} on {text.source}; name another with --profile, or remove it."
-            )
-        return found
-    loaded, words = load_profiled(model)
-    context = plan_of(loaded).shape.context
-    settings = replace(_D, tokens=tokens, length=length or min(_D.length, context))
-    job = Job(loaded, model, sequences(loaded, words, text, settings), settings)
-    with shown("profiling") as progress:
-        made = profile_model(job, folder, tick=progress.update)
-    say(f"Wrote {folder}.")
-    return made
 
 
 def _fitted(profile: Profile, budget: Budget, rules: FitRules) -> Plan:
