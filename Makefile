@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := dev
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test docs lint format bench clean
 
 # The stamp is newer than what decides the installation, so a second run installs nothing.
 .venv/installed: pyproject.toml constraints.txt
@@ -21,6 +21,10 @@ demo: .venv/weights
 
 test: .venv/weights
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# The page of all commands is written from the code; a test fails when it is not current.
+docs: .venv/installed
+	$(BIN)/python -m headwise.cli.reference docs/commands.md
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

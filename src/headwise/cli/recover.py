@@ -13,7 +13,7 @@ from headwise.errors import HeadwiseError
 from headwise.training.settings import TrainSettings, steps_for
 
 _D = TrainSettings(
-    lr=3e-3,
+    lr=1e-3,
     lr_relative=True,
     batch_size=4,
     weight_decay=0.0,
@@ -22,6 +22,9 @@ _D = TrainSettings(
     save_every=25,
 )
 LENGTH, HELD_OUT = 512, 0.1
+# Adam's first steps go as far as any later one, in directions that one batch chose. A cut model is
+# near a minimum, so they would undo it: the rate rises slowly.
+WARMUP = 0.125  # of the steps
 
 
 def recover(
@@ -92,9 +95,11 @@ def recovered(
     quiet_transformers()
     refuse_existing(out, force=force)
     place = chosen_device(asked.device)
+    steps = steps_for(asked.tokens, batch_size=asked.batch_size, context=asked.length)
     settings = replace(
         _D,
-        steps=steps_for(asked.tokens, batch_size=asked.batch_size, context=asked.length),
+        steps=steps,
+        warmup=max(1, round(WARMUP * steps)),
         batch_size=asked.batch_size,
         lr=asked.lr,
         seed=asked.seed,

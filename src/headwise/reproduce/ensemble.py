@@ -1,0 +1,160 @@
+"""Claim: heads are an ensemble of small models, each of which must stay good enough.
+
+After training, every head is asked to do the task alone: the best linear readout of its output
+(ridge regression on fresh sequences) gives its own error. As heads go up, either the total width
+stays (heads get narrower) or the head width stays (the layer gets wider).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headwise.reproduce.charting import Axes, Point, curves
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.heads_curve import curve_of
+from headwise.reproduce.statistics import lowest, paired_difference, summary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headwise.report.charts import Chart
+
+TOTAL, HEAD, TOKEN_DIM, LAGS = 64, 8, 8, 4
+FIXED = {"total": f"total width {TOTAL}", "head": f"head width {HEAD}"}
+HEADS: dict[Size, tuple[int, ...]] = {"quick": (1, 4, 16, 32), "full": (1, 2, 4, 8, 16, 32)}
+TRAINING: dict[Size, dict[str, int]] = {
+    "quick": {"length": 8, "steps": 100, "batch": 16},
+    "full": {"length": 32, "steps": 2000, "batch": 32},
+}
+
+
+def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
+    """Both ways of fixing a width, at every number of heads."""
+    cost = 1.5 if size == "quick" else 50.0
+    return [
+        Trial(
+            "ensemble", f"{FIXED[fixed]}, {heads} heads", seed,
+            {"fixed": fixed, "heads": heads, **TRAINING[size]}, cost * (1 + heads / 64),
+        )
+        for seed in seeds
+        for fixed in FIXED
+        for heads in HEADS[size]
+    ]  # fmt: skip
+
+
+def run(trial: Trial) -> Values:
+    """The error of all heads together, and of each head alone."""
+    from headwise.data.tasks import NGram
+    from headwise.reproduce.task_training import HELD_OUT, Layout, Training, network, train
+
+    p = trial.parameters
+    heads = p["heads"]
+    width = TOTAL // heads if p["fixed"] == "total" else HEAD
+    task = NGram.random(LAGS, TOKEN_DIM, p["length"], seed=trial.seed)
+    model = network(Layout(heads, width, 32), task, seed=trial.seed)
+    score = train(model, task, Training(p["steps"], p["batch"]), seed=trial.seed)
+    fit, held = task.sample(256, HELD_OUT + 1), task.sample(256, HELD_OUT + 2)
+    outputs = [_head_outputs(model, batch.inputs) for batch in (fit, held)]
+    alone = []
+    for h in range(heads):
+        mine = [z[..., h * width : (h + 1) * width] for z in outputs]
+        alone.append(_readout_error(mine, [fit, held]))
+    return {
+        "joint": score.metric,
+        "alone": sum(alone) / heads,
+        "best": min(alone),
+        "chance": task.chance,
+    }
+
+
+def _head_outputs(model: Any, inputs: Tensor) -> Tensor:
+    """What enters the output projection: all heads side by side."""
+    import torch
+
+    seen: list[Tensor] = []
+    projection = model.blocks[0].attention.o_proj
+    hook = projection.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        with torch.no_grad():
+            model(inputs)
+    finally:
+        hook.remove()
+    return seen[0].double()
+
+
+def _readout_error(outputs: list[Tensor], batches: list[Any]) -> float:
+    """The error on held-out sequences of the best linear readout of one head."""
+    import torch
+
+    x, held_x = (
+        torch.cat([z[b.scored], torch.ones(int(b.scored.sum()), 1, dtype=torch.float64)], dim=1)
+        for z, b in zip(outputs, batches, strict=True)
+    )
+    y, held_y = (b.targets[b.scored].double() for b in batches)
+    moment = x.mT @ x
+    ridge = 1e-6 * moment.diagonal().mean() * torch.eye(len(moment), dtype=torch.float64)
+    weights = torch.linalg.solve(moment + ridge, x.mT @ y)
+    return float((held_x @ weights - held_y).square().mean())
+
+
+def judge(results: Results) -> Finding:
+    """Holds: at fixed total width heads get worse alone, and together best somewhere inside."""
+    joint = {f: curve_of(results.where(fixed=f), value="joint") for f in FIXED}
+    alone = {f: curve_of(results.where(fixed=f), value="alone") for f in FIXED}
+    most, fewest = max(joint["total"]), min(joint["total"])
+    weaker = paired_difference(alone["total"][most], alone["total"][fewest]).positive
+    low = lowest(joint["total"])
+    ends = [
+        paired_difference(joint["total"][end], joint["total"][low.at])  # type: ignore[index]
+        for end in (fewest, most)
+    ]
+    inside = low.at not in (fewest, most) and all(end.positive for end in ends)
+    verdict: Verdict = "holds" if weaker and inside else "holds in part"
+    if not weaker:
+        verdict = "does not hold"
+    rows = tuple(
+        (FIXED[f], h, str(summary(joint[f][h])), str(summary(alone[f][h])))
+        for f in FIXED
+        for h in joint[f]
+    )
+    gain = paired_difference(joint["head"][fewest], joint["head"][most])
+    return Finding(
+        verdict,
+        f"At {FIXED['total']}, from {fewest} to {most} heads the error of a head alone goes from "
+        f"{summary(alone['total'][fewest])} to {summary(alone['total'][most])}; all together are "
+        f"best at {low.at} ({summary(joint['total'][low.at])}), {summary(joint['total'][most])} "  # type: ignore[index]
+        f"at {most}.",
+        (
+            f"At {FIXED['head']}, more heads lower the joint error from "
+            f"{summary(joint['head'][fewest])} to {summary(joint['head'][most])}"
+            f"{'' if gain.positive else ', within the spread'}.",
+            "A head alone is scored with its own best linear readout; a constant scores 1.",
+        ),
+        Table(("fixed", "heads", "joint error", "error of a head alone"), rows),
+    )
+
+
+def figure(results: Results) -> Chart:
+    """Joint and single-head errors by number of heads."""
+    points = []
+    for fixed, words in FIXED.items():
+        for value, what in (("joint", "all heads"), ("alone", "a head alone")):
+            curve = curve_of(results.where(fixed=fixed), value=value)
+            points += [Point(h, summary(e), f"{what}, {words}") for h, e in curve.items()]
+    heads = HEADS[results.size]
+    return curves(points, Axes("Heads as an ensemble", "heads", "error", True, True, heads))
+
+
+CLAIM = Claim(
+    id="ensemble",
+    statement="Heads are an ensemble of small models: more of them help only while each stays "
+    "good enough.",
+    expected="Too many heads at a fixed width are each too weak.",
+    source="the ensemble view of heads",
+    version=1,
+    trials=trials,
+    run=run,
+    judge=judge,
+    figure=figure,
+)

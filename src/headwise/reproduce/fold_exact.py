@@ -1,0 +1,130 @@
+"""Claim: W_Q can be folded away exactly in three cases, and not in the fourth.
+
+Random stacks are folded and both versions run in float64. Where folding is not allowed it is
+forced, to see how wrong it would be; a norm is the same kind of obstacle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headwise.reproduce.charting import Axes, Point, curves
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.statistics import summary
+
+if TYPE_CHECKING:
+    from headwise.report.charts import Chart
+
+# name: arguments of the stack, and whether the paper says that folding is exact
+CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "one layer": ({"n_layers": 1}, True),
+    "skip around attention only": ({"skip": "attention"}, True),
+    "shared weights": ({"shared": True}, True),
+    "both skips, own weights": ({}, False),
+    "norm, one layer": ({"n_layers": 1, "norm": "rms"}, False),
+}
+WHICH = ("query", "key", "value")
+DEPTHS: dict[Size, tuple[int, ...]] = {"quick": (2, 3), "full": (2, 3, 6, 12)}
+EXACT = 1e-9  # relative; rounding times the condition number of the folded weight
+
+
+def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
+    """A random stack for every case and depth."""
+    made = []
+    for seed in seeds:
+        for name, (arguments, _) in CASES.items():
+            depths = (1,) if arguments.get("n_layers") == 1 else DEPTHS[size]
+            for depth in depths:
+                parameters = {"case": name, **arguments, "n_layers": depth}
+                made.append(Trial("fold-exact", f"{name}, depth {depth}", seed, parameters))
+    return made
+
+
+def run(trial: Trial) -> Values:
+    """The largest relative change of the logits when query, key or value is folded."""
+    import numpy as np
+
+    from headwise.errors import TheoryError
+    from headwise.theory.attention_stack import logits, random_stack
+    from headwise.theory.reparametrization import fold, forced_fold, saved_share
+
+    arguments = {k: v for k, v in trial.parameters.items() if k != "case"}
+    stack = random_stack(trial.seed, **arguments)
+    tokens = np.random.default_rng(trial.seed).integers(13, size=(7, 11))
+    wanted = logits(stack, tokens)
+    values: Values = {"refused": 0}
+    for which in WHICH:
+        try:
+            folded = fold(stack, which)  # type: ignore[arg-type]
+        except TheoryError:
+            values["refused"] += 1
+            folded = forced_fold(stack, which)  # type: ignore[arg-type]
+        change = np.abs(logits(folded, tokens) - wanted).max() / np.abs(wanted).max()
+        values[which] = float(change)
+    share = saved_share(stack)
+    return {**values, "saved_attention": share.attention, "saved_block": share.block}
+
+
+def judge(results: Results) -> Finding:
+    """It holds if the three cases are exact to rounding and the fourth is off by far."""
+    worst: dict[str, float] = {}
+    least: dict[str, float] = {}
+    for result in results:
+        case = result.trial.parameters["case"]
+        changes = [result.values[which] for which in WHICH]
+        worst[case] = max(worst.get(case, 0.0), *changes)
+        least[case] = min(least.get(case, float("inf")), *changes)
+    exact = all(worst[case] < EXACT for case, (_, says) in CASES.items() if says)
+    inexact = all(least[case] > 1e-3 for case, (_, says) in CASES.items() if not says)
+    share = results.items[0].values
+    verdict: Verdict = "holds" if exact and inexact else "holds in part"
+    if not exact:
+        verdict = "does not hold"
+    allowed = max(worst[case] for case, (_, says) in CASES.items() if says)
+    return Finding(
+        verdict,
+        f"Largest relative change {allowed:.1e} in the three cases; at least "
+        f"{least['both skips, own weights']:.2g} in the fourth.",
+        (
+            "Keys and values fold as well as queries.",
+            f"One projection is {share['saved_attention']:.1%} of the attention's and "
+            f"{share['saved_block']:.1%} of a block's parameters (MLP of four times the width).",
+        ),
+        Table(
+            ("case", "the paper says", "least change", "largest change"),
+            tuple(
+                (case, "exact" if says else "not exact", least[case], worst[case])
+                for case, (_, says) in CASES.items()
+            ),
+        ),
+    )
+
+
+def figure(results: Results) -> Chart:
+    """The change of the logits when W_Q is folded, by depth."""
+    points = [
+        Point(
+            results.named(name)[0].trial.parameters["n_layers"],
+            summary(results.numbers(name, "query")),
+            results.named(name)[0].trial.parameters["case"],
+        )
+        for name in results.names
+    ]
+    axes = Axes("What folding W_Q changes", "layers", "relative change of the logits", log_y=True)
+    return curves(points, axes)
+
+
+CLAIM = Claim(
+    id="fold-exact",
+    statement="Folding W_Q into what precedes it is exact in three cases and not in the fourth.",
+    expected="Exact for a single layer, for skips around the attention only and for shared "
+    "weights, all without norms; −25% of attention, −8.3% of block parameters.",
+    source="arXiv 2510.23912",
+    version=1,
+    trials=trials,
+    run=run,
+    judge=judge,
+    figure=figure,
+    quick_verdicts=("holds",),
+)

@@ -1,0 +1,237 @@
+"""Claim: cutting later layers costs less than cutting early ones, and width less than heads.
+
+Two models: the pretrained one, and a six-layer decoder trained here on about a million tokens, as
+in the paper's layer experiments. One third of the depth is cut at a time, by equal parameters, and
+the rise of the loss on other text is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwise.reproduce.charting import Axes, Point, curves, panels
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.pretrained import NAME, TEXT
+from headwise.reproduce.saturation_length import THIRDS, third_of
+from headwise.reproduce.statistics import Difference, paired_difference, summary
+
+if TYPE_CHECKING:
+    from headwise.report.charts import Chart
+
+PRETRAINED: dict[Size, dict[str, Any]] = {
+    "quick": {"length": 96, "windows": 5, "scored": 3, "groups_kept": [2]},
+    "full": {"length": 512, "windows": 48, "scored": 24, "groups_kept": [2, 1]},
+}
+TRAINED: dict[str, Any] = {
+    "d_model": 128, "heads": 8, "layers": 6, "context": 256, "vocab": 1024,
+    "characters": 4_000_000, "steps": 500, "batch": 8, "windows": 64, "scored": 64,
+    "groups_kept": [6, 4, 2],
+}  # fmt: skip
+LR = 3e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """A model, windows to calibrate on and windows to score on."""
+
+    model: Any
+    calibrated: np.ndarray
+    scored: np.ndarray
+
+
+def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
+    """The pretrained model on the seed's text; in full, also one trained from the seed."""
+    given = {"model": NAME, "text": TEXT, **PRETRAINED[size]}
+    cost = 12.0 if size == "quick" else 500.0
+    made = [Trial("later-layers", "pretrained", seed, given, cost) for seed in seeds]
+    if size == "full":
+        parameters = {"model": "trained here", **TRAINED}
+        made += [Trial("later-layers", "six layers", seed, parameters, 500.0) for seed in seeds]
+    return made
+
+
+def run(trial: Trial) -> Values:
+    """The rise of the loss for every third, way and share."""
+    from headwise.reproduce.layer_cuts import WAYS, cut_third, profiled
+    from headwise.reproduce.narrow_heads import replaced
+    from headwise.reproduce.pretrained import window_loss
+
+    p = trial.parameters
+    it = _pretrained(trial) if p["model"] == NAME else _trained(trial)
+    profile = profiled(it.model, it.calibrated)
+    dense = window_loss(it.model, it.scored)
+    n_layers, rows = len(profile.plan.layers), []
+    for third in range(3):
+        layers = range(*third_of(third, n_layers).indices(n_layers))
+        for kept in p["groups_kept"]:
+            for way in WAYS:
+                cut = cut_third(it.model, profile, layers, way, kept)
+                with replaced(it.model, cut.layers):
+                    rise = window_loss(it.model, it.scored) - dense
+                rows.append(
+                    {
+                        "third": THIRDS[third],
+                        "kept": kept,
+                        "way": way,
+                        "removed": cut.removed,
+                        "rise": rise,
+                    }
+                )
+    groups = len(profile.plan.layers[0].heads)
+    return {"loss": dense, "groups": groups, "cuts": rows}
+
+
+def _pretrained(trial: Trial) -> Material:
+    from headwise.reproduce.pretrained import documents, passages, subject
+
+    p, it = trial.parameters, subject()
+    text = documents(p["text"])
+    return Material(
+        it.model,
+        passages(it.words, text.calibrated, (p["windows"], p["length"]), trial.seed),
+        passages(it.words, text.scored, (p["scored"], p["length"]), trial.seed),
+    )
+
+
+def _trained(trial: Trial) -> Material:
+    from headwise.plan import Plan
+    from headwise.planning.families import new_shape
+    from headwise.reproduce.disturbances import random_windows
+    from headwise.reproduce.scratch_training import Course, Source, corpus, learned_text, text_model
+
+    p = trial.parameters
+    shape = new_shape(
+        n_layers=p["layers"],
+        d_model=p["d_model"],
+        n_heads=p["heads"],
+        context=p["context"],
+        vocab_size=p["vocab"],
+        tied_embeddings=True,
+    )
+    model = text_model(Plan.uniform(shape), trial.seed)
+    source = Source(p["characters"], p["vocab"], p["context"])
+    learned_text(model, source, Course(p["steps"], p["batch"], LR, evaluations=1), trial.seed)
+    model.eval().requires_grad_(False)
+    text = corpus(p["characters"], p["vocab"])
+    return Material(
+        model,
+        random_windows(text.train, p["context"], p["windows"], trial.seed),
+        random_windows(text.held_out, p["context"], p["scored"], trial.seed),
+    )
+
+
+def judge(results: Results) -> Finding:
+    """Each model and share asks: is late cheaper than early, is width cheaper than heads?
+
+    Holds: all answers are yes by more than the spread. Does not hold: none is.
+    """
+    answers: dict[str, list[Difference]] = {"depth": [], "width": []}
+    sentences = []
+    for name in results.names:
+        groups = results.named(name)[0].values["groups"]
+        for kept in results.named(name)[0].trial.parameters["groups_kept"]:
+            early, late = (_rises(results, name, t, "width", kept) for t in ("early", "late"))
+            ways = [
+                np.mean([_rises(results, name, t, way, kept) for t in THIRDS], axis=0).tolist()
+                for way in ("width", "heads")
+            ]
+            later = paired_difference(early, late)
+            wider = paired_difference(ways[1], ways[0])
+            answers["depth"].append(later)
+            answers["width"].append(wider)
+            sentences.append(
+                f"{name}, {groups - kept} of {groups} cut: early {summary(early)}, late "
+                f"{summary(late)}{_sure(later.positive or later.negative)}; by width "
+                f"{summary(ways[0])}, by heads {summary(ways[1])}"
+                f"{_sure(wider.positive or wider.negative)}."
+            )
+    every = [a.positive for each in answers.values() for a in each]
+    verdict: Verdict = "holds in part"
+    if all(every):
+        verdict = "holds"
+    elif not any(every):
+        verdict = "does not hold"
+    counts = {k: _counted(v) for k, v in answers.items()}
+    return Finding(
+        verdict,
+        "Rise of the loss in nats per token. " + " ".join(sentences),
+        (
+            f"Is late cheaper than early: {counts['depth']}. Is width cheaper than heads: "
+            f"{counts['width']}. A difference within the spread does not count as one.",
+            "No cut is refitted or trained after; early and late are compared by width cuts, "
+            "width and heads by the mean over the thirds.",
+        ),
+        _table(results),
+    )
+
+
+def _table(results: Results) -> Table:
+    rows = []
+    for name in results.names:
+        first = results.named(name)[0]
+        for row in first.values["cuts"]:
+            rises = _rises(results, name, row["third"], row["way"], row["kept"])
+            share = f"{first.values['groups'] - row['kept']}/{first.values['groups']}"
+            rows.append(
+                (name, row["third"], share, row["way"], row["removed"], str(summary(rises)))
+            )
+    columns = ("model", "layers", "share cut", "way", "parameters cut", "rise of the loss")
+    return Table(columns, tuple(rows))
+
+
+def figure(results: Results) -> Chart:
+    """The rise of the loss by third of the depth."""
+    parts = []
+    for name in results.names:
+        first = results.named(name)[0]
+        groups = first.values["groups"]
+        points = [
+            Point(
+                i + 1, summary(_rises(results, name, t, way, kept)), f"{way}, {kept}/{groups} left"
+            )
+            for kept in first.trial.parameters["groups_kept"]
+            for way in ("width", "heads")
+            for i, t in enumerate(THIRDS)
+        ]
+        axes = Axes(
+            f"One third of the layers cut: {name}", "third of the depth", "rise of the loss",
+            log_y=True, x_values=(1, 2, 3),
+        )  # fmt: skip
+        parts.append(curves(points, axes))
+    return panels(parts)
+
+
+def _rises(results: Results, name: str, third: str, way: str, kept: int) -> list[float]:
+    return [
+        float(row["rise"])
+        for r in results.named(name)
+        for row in r.values["cuts"]
+        if (row["third"], row["way"], row["kept"]) == (third, way, kept)
+    ]
+
+
+def _counted(answers: list[Difference]) -> str:
+    yes, no = (sum(getattr(a, side) for a in answers) for side in ("positive", "negative"))
+    return f"yes {yes}, no {no}, within the spread {len(answers) - yes - no}"
+
+
+def _sure(certain: bool) -> str:
+    return "" if certain else " (within the spread)"
+
+
+CLAIM = Claim(
+    id="later-layers",
+    statement="At equal parameters, cutting later layers costs less than cutting early ones, and "
+    "cutting width costs less than cutting heads.",
+    expected="Later layers may shrink their head dimension (six-layer decoders, about 1M tokens).",
+    source="arXiv 2510.03784, layer experiments",
+    version=1,
+    trials=trials,
+    run=run,
+    judge=judge,
+    figure=figure,
+)

@@ -1,0 +1,208 @@
+"""Claim: an attention layer memorizes of the order of H·min(n, d_h) examples.
+
+Examples are a query and a context of n white-noise tokens, with a random label. Because only that
+one query matters, its attention is computed alone: scores of head h are X·(W_K·W_Qᵀ·x), values are
+mixed before they are projected, so a step costs n·d per head and example and not n²·d_h. The
+number memorized is what is right beyond guessing. There are more examples than any of the layers
+can hold, or the curve would bend by running out of examples.
+
+Two kinds: every example with a context of its own, or one context for all and only the query
+different. In the second a head's output is a mixture of n fixed tokens, so a head wider than n
+*cannot* say more; in the first it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headwise.reproduce.charting import Axes, Point, curves, panels
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.statistics import line, paired_difference, summary
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from headwise.report.charts import Chart
+
+KINDS = {"own": "own contexts", "shared": "one shared context"}
+# tokens n, their width d, head counts at d_h = n, head widths at a fixed number of heads
+SIZES: dict[Size, dict[str, int | tuple[int, ...]]] = {
+    "quick": {
+        "n": 6, "d": 12, "labels": 8, "examples": 320, "steps": 150,
+        "heads": (1, 2, 3), "widths": (2, 6, 12), "at": 1,
+    },
+    "full": {
+        "n": 32, "d": 64, "labels": 32, "examples": 4000, "steps": 1500,
+        "heads": (1, 2, 3, 4, 6), "widths": (8, 16, 32, 48, 64), "at": 2,
+    },
+}  # fmt: skip
+
+
+def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
+    """Heads up at d_h = n, and widths up at a fixed number of heads."""
+    s = SIZES[size]
+    heads, widths = s["heads"], s["widths"]
+    assert isinstance(heads, tuple)
+    assert isinstance(widths, tuple)
+    pairs = dict.fromkeys([(h, s["n"]) for h in heads] + [(s["at"], w) for w in widths])
+    shared = {name: s[name] for name in ("n", "d", "labels", "examples", "steps")}
+    return [
+        Trial(
+            "memorization", f"{kind}, {h} heads of {w}", seed,
+            {"kind": kind, "heads": h, "width": w, **shared},
+            (0.5 if size == "quick" else 25.0) * h,  # type: ignore[operator]
+        )
+        for seed in seeds
+        for kind in KINDS
+        for h, w in pairs
+    ]  # fmt: skip
+
+
+def run(trial: Trial) -> Values:
+    """Train on all examples at once; how many are right beyond guessing."""
+    import torch
+
+    from headwise.data.tasks import Memorization
+
+    torch.set_num_threads(1)
+    p = trial.parameters
+    task = Memorization(
+        p["n"] + 1, p["d"], p["examples"], p["labels"],
+        shared=p["kind"] == "shared", seed=trial.seed, label_seed=trial.seed,
+    )  # fmt: skip
+    batch = task.everything()
+    X, labels = batch.inputs, batch.targets[:, -1]
+    model = single_query_attention(p["d"], p["heads"], p["width"], p["labels"], trial.seed)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    right = 0.0
+    for step in range(p["steps"]):
+        optimizer.param_groups[0]["lr"] = 1e-2 * min(1, (step + 1) / 20) * (1 - step / p["steps"])
+        logits = answers(model, X)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    with torch.no_grad():
+        right = float((answers(model, X).argmax(-1) == labels).double().mean())
+    beyond = (right - task.chance) / (1 - task.chance)
+    return {"memorized": beyond * task.examples, "accuracy": right, "examples": task.examples}
+
+
+def single_query_attention(
+    d: int, heads: int, width: int, outputs: int, seed: int
+) -> nn.ParameterDict:
+    """W_Q, W_K, W_V per head and the readout of all heads side by side."""
+    import torch
+    from torch import nn
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.randn(shape, generator=generator) / shape[-2] ** 0.5)
+
+    return nn.ParameterDict(
+        {
+            "W_Q": drawn(heads, d, width),
+            "W_K": drawn(heads, d, width),
+            "W_V": drawn(heads, d, width),
+            "W_O": drawn(heads * width, outputs),
+        }
+    )
+
+
+def answers(model: nn.ParameterDict, X: Tensor) -> Tensor:
+    """The readout at the last token, the query, which attends to the tokens before it."""
+    import torch
+
+    query = torch.einsum("bd,hdw->bhw", X[:, -1], model["W_Q"])
+    toward = torch.einsum("bhw,hdw->bhd", query, model["W_K"])
+    context = X[:, :-1]
+    scores = torch.einsum("bhd,bnd->bhn", toward, context) / query.shape[-1] ** 0.5
+    mixed = scores.softmax(-1) @ context
+    z = torch.einsum("bhd,hdw->bhw", mixed, model["W_V"])
+    logits: Tensor = z.flatten(1) @ model["W_O"]
+    return logits
+
+
+def judge(results: Results) -> Finding:
+    """Linear: R² ≥ 0.98 of the means. No gain: the widest no better than d_h = n beyond spread."""
+    sentences, verdicts, reasons = [], [], []
+    for kind, words in KINDS.items():
+        heads, widths = _curves(results, kind)
+        fit = line(list(heads), [summary(v).mean for v in heads.values()])
+        n = results.items[0].trial.parameters["n"]
+        gain = paired_difference(widths[max(widths)], widths[n])
+        linear, flat = fit.r_squared >= 0.98, not gain.positive
+        verdicts += [linear, flat]
+        sentences.append(
+            f"{words.capitalize()}: R² = {fit.r_squared:.3f} in H ({fit.slope:.0f} more per head); "
+            f"from d_h = n = {n} to {max(widths)} the number goes from {summary(widths[n])} to "
+            f"{summary(widths[max(widths)])}."
+        )
+        full = max(max(v) for v in [*heads.values(), *widths.values()])
+        share = full / results.items[0].values["examples"]
+        if share > 0.95:
+            reasons.append(f"{words.capitalize()}: {share:.0%} of all examples were memorized, so "
+                           "the curves end early.")  # fmt: skip
+        if not flat:
+            reasons.append(f"{words.capitalize()}: wider heads than n still memorize more, which "
+                           "a lower bound of order H·min(n, d_h) does not exclude.")  # fmt: skip
+    verdict: Verdict = "holds" if all(verdicts) else "holds in part"
+    if not any(verdicts):
+        verdict = "does not hold"
+    rows = tuple(
+        (KINDS[r.trial.parameters["kind"]], r.trial.parameters["heads"],
+         r.trial.parameters["width"], str(summary(results.numbers(name, "memorized"))))
+        for name in results.names
+        for r in results.named(name)[:1]
+    )  # fmt: skip
+    columns = ("kind", "heads", "head width", "memorized")
+    return Finding(verdict, " ".join(sentences), tuple(reasons), Table(columns, rows))
+
+
+def figure(results: Results) -> Chart:
+    """Memorized examples by heads, and by head width."""
+    n = results.items[0].trial.parameters["n"]
+    by_heads, by_width = [], []
+    for kind, words in KINDS.items():
+        heads, widths = _curves(results, kind)
+        by_heads += [Point(h, summary(v), words) for h, v in heads.items()]
+        by_width += [Point(w, summary(v), words) for w, v in widths.items()]
+    return panels(
+        [
+            curves(by_heads, Axes(f"Memorized examples, heads {n} wide", "heads", "memorized")),
+            curves(by_width, Axes(f"The same by width, {n} tokens", "head width", "memorized")),
+        ]
+    )
+
+
+def _curves(
+    results: Results, kind: str
+) -> tuple[dict[int, tuple[float, ...]], dict[int, tuple[float, ...]]]:
+    """Memorized numbers by heads at d_h = n, and by width at the fixed number of heads."""
+    s = SIZES[results.size]
+    heads: dict[int, tuple[float, ...]] = {}
+    widths: dict[int, tuple[float, ...]] = {}
+    for name in results.where(kind=kind).names:
+        p = results.named(name)[0].trial.parameters
+        values = results.numbers(name, "memorized")
+        if p["width"] == p["n"]:
+            heads[p["heads"]] = values
+        if p["heads"] == s["at"]:
+            widths[p["width"]] = values
+    return dict(sorted(heads.items())), dict(sorted(widths.items()))
+
+
+CLAIM = Claim(
+    id="memorization",
+    statement="The number of memorized examples is linear in the number of heads, and head widths "
+    "above the number of tokens bring nothing.",
+    expected="Order H·min(n, d_h); R² ≥ 0.98 in H at d = 64, n = 32; no gain once d_h > n.",
+    source="Mahdavi et al. 2024",
+    version=1,
+    trials=trials,
+    run=run,
+    judge=judge,
+    figure=figure,
+)

@@ -1,0 +1,127 @@
+"""Means with their spread, and when a difference is more than the spread.
+
+Experiments are repeated over seeds, and what is compared shares its seed (the same data, the same
+order), so differences are taken seed by seed: what all experiments of a seed have in common drops
+out. "Lowest at 8" is then a statement about each rival's difference from 8:
+
+    difference ──┼────[───•───]──►   the 95% interval of its mean lies right of 0: 8 is lower
+    difference ──[─┼──•───────]──►   it covers 0: within the spread, a tie as far as we can say
+
+The interval is Student's; with k rivals each is made at 1 − 0.05/k (Bonferroni), so that all k
+statements together are wrong in at most 5% of the cases. A single seed separates nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+CONFIDENCE = 0.95
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Mean, standard deviation (0 of a single value) and number of values."""
+
+    mean: float
+    sd: float
+    n: int
+
+    def __str__(self) -> str:
+        shown = f"{self.mean:.4g}"
+        return shown if self.n == 1 else f"{shown} ± {self.sd:.2g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The mean of paired differences with its interval; infinite from a single pair."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def positive(self) -> bool:
+        """Whether it is above 0 by more than the spread."""
+        return self.low > 0
+
+    @property
+    def negative(self) -> bool:
+        """Whether it is below 0 by more than the spread."""
+        return self.high < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lowest:
+    """Where a curve is lowest on average, and which other places the spread cannot tell from it."""
+
+    at: str | int | float
+    tied: tuple[str | int | float, ...]
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is lower than everything else by more than the spread."""
+        return not self.tied
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A least-squares line and the share of the variance it explains."""
+
+    slope: float
+    intercept: float
+    r_squared: float
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Mean and spread over seeds."""
+    numbers = np.asarray(values, dtype=np.float64)
+    assert numbers.ndim == 1
+    assert numbers.size
+    sd = float(numbers.std(ddof=1)) if numbers.size > 1 else 0.0
+    return Summary(float(numbers.mean()), sd, int(numbers.size))
+
+
+def paired_difference(
+    a: Sequence[float], b: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Difference:
+    """a − b, pair by pair: the mean and Student's interval of it."""
+    import scipy.stats
+
+    assert len(a) == len(b)
+    gaps = summary([float(x) - float(y) for x, y in zip(a, b, strict=True)])
+    if gaps.n == 1:
+        return Difference(gaps.mean, -math.inf, math.inf)
+    reach = float(scipy.stats.t.ppf(0.5 + confidence / 2, gaps.n - 1)) * gaps.sd / gaps.n**0.5
+    return Difference(gaps.mean, gaps.mean - reach, gaps.mean + reach)
+
+
+def lowest(curve: Mapping[Key, Sequence[float]]) -> Lowest:
+    """The place of the lowest mean; ``tied`` are those not above it by more than the spread.
+
+    Every place holds its values in the order of the same seeds.
+    """
+    means = {place: summary(values).mean for place, values in curve.items()}
+    best = min(means, key=lambda place: means[place])
+    rivals = [place for place in curve if place != best]
+    level = 1 - (1 - CONFIDENCE) / max(1, len(rivals))
+    tied = tuple(
+        place
+        for place in rivals
+        if not paired_difference(curve[place], curve[best], confidence=level).positive
+    )
+    return Lowest(best, tied)  # type: ignore[arg-type]
+
+
+def line(x: Sequence[float | int], y: Sequence[float | int]) -> Line:
+    """The straight line through points; R² is 1 for points on a line, 0 for a flat fit."""
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    slope, intercept = np.polyfit(xs, ys, 1)
+    total = float(np.square(ys - ys.mean()).sum())
+    rest = float(np.square(ys - slope * xs - intercept).sum())
+    return Line(float(slope), float(intercept), 1 - rest / total if total > 0 else 0.0)

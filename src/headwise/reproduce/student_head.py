@@ -1,0 +1,247 @@
+"""Claim: a 64-wide head can be replaced by a 4-wide student that follows it well.
+
+One head group of the pretrained model is replaced, the rest stays dense; the seed chooses the
+group, the text and the random numbers. Reported are the student's error on text it never saw (as a
+share of the head's own output) and what the model's loss rises by, beside what it rises by without
+the head at all: a head that can simply go says little about students.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headwise.reproduce.charting import Axes, Point, curves, panels
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.pretrained import NAME, TEXT
+from headwise.reproduce.statistics import Summary, paired_difference, summary
+
+if TYPE_CHECKING:
+    from headwise.report.charts import Chart
+
+WIDTHS: dict[Size, tuple[int, ...]] = {"quick": (16, 4), "full": (32, 16, 8, 4)}
+LAYERS: dict[Size, dict[str, tuple[int, ...]]] = {
+    "quick": {"early": (5,), "late": (24,)},
+    "full": {"early": (2, 7), "late": (22, 27)},
+}
+SIZES: dict[Size, dict[str, int]] = {
+    "quick": {"length": 96, "windows": 16, "scored": 2, "steps": 20, "batch": 3},
+    "full": {"length": 512, "windows": 32, "scored": 8, "steps": 300, "batch": 4},
+}
+# Both starts choose from the same: a random start wants steps ten times those of a good one.
+RATES: dict[Size, tuple[float, ...]] = {"quick": (0.01, 0.1), "full": (0.003, 0.01, 0.03, 0.1)}
+METHODS = ("SVD start", "SVD start, fine-tuned", "random start, fine-tuned")
+FOLLOWS = 0.1  # of the head's squared output: what "follows it well" is taken to mean
+ASIDE = 4  # one window of so many chooses the rate
+
+
+def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
+    """One trial per layer, with all widths and methods on the same text."""
+    cost = 8.0 if size == "quick" else 900.0
+    return [
+        Trial(
+            "student-head", f"layer {layer}", seed,
+            {
+                "model": NAME, "text": TEXT, "depth": depth, "layer": layer,
+                "widths": list(WIDTHS[size]), "rates": list(RATES[size]), **SIZES[size],
+            },
+            cost,
+        )
+        for seed in seeds
+        for depth, layers in LAYERS[size].items()
+        for layer in layers
+    ]  # fmt: skip
+
+
+def run(trial: Trial) -> Values:
+    """Errors and losses of all students of one head group."""
+    from headwise.compress.recipes.parts import attention_weights
+    from headwise.nn.build import plan_of
+    from headwise.reproduce import head_student as student
+    from headwise.reproduce.narrow_heads import (
+        group_weights,
+        replaced,
+        widened,
+        with_group,
+        without_groups,
+    )
+    from headwise.reproduce.pretrained import documents, passages, subject, window_loss
+
+    p, it = trial.parameters, subject()
+    model, text, layer = it.model, documents(p["text"]), p["layer"]
+    used = passages(it.words, text.calibrated, (p["windows"], p["length"]), trial.seed)
+    scored = passages(it.words, text.scored, (p["scored"], p["length"]), trial.seed)
+    heads = plan_of(model).layers[layer]
+    group = trial.seed % len(heads.heads)
+    attention = model.attentions()[layer]
+    dense = attention_weights(attention)
+    shown = student.lesson(model, layer, used)
+    n = max(1, len(used) // ASIDE)
+    lessons = (
+        student.Lesson(shown.hidden[n:], shown.turns),
+        student.Lesson(shown.hidden[:n], shown.turns),
+    )
+    new = student.lesson(model, layer, scored)
+    begin = student.Start(heads.heads[group], group_weights(heads, group, dense))
+    teacher = student.Imitation(begin, attention, shown.turns)
+    exercise = student.Exercise(p["steps"], p["batch"], tuple(p["rates"]), trial.seed)
+    whole_loss = window_loss(model, scored)
+    with replaced(model, {layer: without_groups(heads, {group}, dense)}):
+        removed = window_loss(model, scored) - whole_loss
+    rows = []
+    for width in p["widths"]:
+        svd = student.truncated(teacher, lessons[0], width)
+        chance = student.random(teacher, width, trial.seed)
+        made = (
+            student.Imitation(svd, attention, shown.turns),
+            student.fitted(svd, teacher, lessons, exercise),
+            student.fitted(chance, teacher, lessons, exercise),
+        )
+        for method, one in zip(METHODS, made, strict=True):
+            whole = heads.model_copy(update={"heads": (heads.heads[group],)})
+            narrow = heads.model_copy(update={"heads": (one.spec,)})
+            full = widened(whole, narrow, one.weights())
+            with replaced(model, {layer: with_group(heads, group, dense, full)}):
+                rise = window_loss(model, scored) - whole_loss
+            missed = student.error(one, teacher, new)
+            rows.append({"width": width, "method": method, "error": missed, "rise": rise})
+    return {
+        "loss": whole_loss,
+        "removed": removed,
+        "group": group,
+        "students": rows,
+        "text_sha256": text.sha256,
+    }
+
+
+def judge(results: Results) -> Finding:
+    """Three questions, early and late: does tuning help, does the SVD start, is 4 wide enough."""
+    answers: list[bool] = []
+    reasons: list[str] = []
+    narrowest = min(results.items[0].trial.parameters["widths"])
+    for depth in LAYERS[results.size]:
+        start, tuned, chance = (_mean_error(results, depth, m) for m in METHODS)
+        last = summary(_numbers(results, depth, METHODS[1], narrowest, "error"))
+        helps = paired_difference(start, tuned)
+        better = paired_difference(chance, tuned)
+        answers += [helps.positive, better.positive, last.mean <= FOLLOWS]
+        reasons.append(
+            f"In {depth} layers fine-tuning takes the mean error over widths from {summary(start)} "
+            f"to {summary(tuned)}{_within(helps.positive)}; a random start ends at "
+            f"{summary(chance)}{_within(better.positive)}."
+        )
+    verdict: Verdict = "holds in part"
+    if all(answers):
+        verdict = "holds"
+    elif not any(answers):
+        verdict = "does not hold"
+    removed = {d: summary(_removed(results, d)) for d in LAYERS[results.size]}
+    shown = "; ".join(
+        f"{depth} {summary(_numbers(results, depth, METHODS[1], narrowest, 'error'))} (loss "
+        f"{_signed(summary(_numbers(results, depth, METHODS[1], narrowest, 'rise')))}, without "
+        f"the head {_signed(removed[depth])})"
+        for depth in LAYERS[results.size]
+    )
+    reasons.append(
+        f"A student follows well when its squared error is at most {FOLLOWS:g} of the head's "
+        "squared output on new text. Differences are paired over seeds, 95%."
+    )
+    return Finding(
+        verdict,
+        f"Error of the fine-tuned {narrowest}-wide student: {shown}.",
+        tuple(reasons),
+        _table(results),
+    )
+
+
+def _table(results: Results) -> Table:
+    rows = [
+        (
+            depth,
+            method,
+            width,
+            str(summary(_numbers(results, depth, method, width, "error"))),
+            str(summary(_numbers(results, depth, method, width, "rise"))),
+            str(summary(_removed(results, depth))),
+        )
+        for depth in LAYERS[results.size]
+        for method in METHODS
+        for width in results.items[0].trial.parameters["widths"]
+    ]
+    columns = ("layers", "student", "width", "error", "rise of the loss", "rise without the head")
+    return Table(columns, tuple(rows))
+
+
+def figure(results: Results) -> Chart:
+    """Error and rise of the loss by width, early and late."""
+    widths = tuple(sorted(results.items[0].trial.parameters["widths"]))
+    parts = []
+    for depth in LAYERS[results.size]:
+        for value, words in (("error", "error ÷ the head's output"), ("rise", "rise of the loss")):
+            points = [
+                Point(w, summary(_numbers(results, depth, method, w, value)), method)
+                for method in METHODS
+                for w in widths
+            ]
+            if value == "rise":
+                gone = summary(_removed(results, depth))
+                points += [Point(w, gone, "without the head") for w in widths]
+            title = f"Students of a 64-wide head, {depth} layers"
+            parts.append(curves(points, Axes(title, "width", words, log_x=True, x_values=widths)))
+    return panels(parts)
+
+
+def _numbers(results: Results, depth: str, method: str, width: int, value: str) -> list[float]:
+    """One value per seed: the mean over the layers of this depth."""
+    return [
+        float(
+            np.mean(
+                [
+                    row[value]
+                    for r in results.where(depth=depth)
+                    if r.trial.seed == seed
+                    for row in r.values["students"]
+                    if row["method"] == method and row["width"] == width
+                ]
+            )
+        )
+        for seed in results.seeds
+    ]
+
+
+def _mean_error(results: Results, depth: str, method: str) -> list[float]:
+    widths = results.items[0].trial.parameters["widths"]
+    each = [_numbers(results, depth, method, w, "error") for w in widths]
+    return [float(x) for x in np.mean(each, axis=0)]
+
+
+def _removed(results: Results, depth: str) -> list[float]:
+    mine = results.where(depth=depth)
+    return [
+        float(np.mean([r.values["removed"] for r in mine if r.trial.seed == seed]))
+        for seed in results.seeds
+    ]
+
+
+def _within(certain: bool) -> str:
+    return "" if certain else " (within the spread)"
+
+
+def _signed(numbers: Summary) -> str:
+    return f"{numbers.mean:+.2g}"
+
+
+CLAIM = Claim(
+    id="student-head",
+    statement="A 64-wide head can be replaced by a 4-wide student (truncated-SVD start, then "
+    "fine-tuned) that follows it well.",
+    expected="The 4-wide student follows the 64-wide head well; one head was replaced.",
+    source="arXiv 2510.03784, saturation experiments",
+    version=1,
+    trials=trials,
+    run=run,
+    judge=judge,
+    figure=figure,
+)

@@ -1,0 +1,192 @@
+"""Broken input and a full disk: one sentence, exit code 2, and a good output stays as it was."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headwise.data.text import read_source
+from headwise.data.tokens import trained_tokenizer
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A tiny sharded model, its text, its profile, and a good cut of it."""
+    folder = tmp_path_factory.mktemp("faults")
+    text = "\n\n".join(read_source("builtin:python", max_chars=20_000).documents)
+    (folder / "text.txt").write_text(text)
+    tokenizer = trained_tokenizer([text], 293)
+    config = LlamaConfig(
+        vocab_size=293,
+        hidden_size=48,
+        intermediate_size=61,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder / "model", max_shard_size="60KB")
+    tokenizer.save_pretrained(folder / "model")
+    line = [sys.executable, "-m", "headwise", *words(folder, folder / "good", "--keep", "70%")]
+    subprocess.run(line, check=True, capture_output=True)
+    return folder
+
+
+def words(place, out, *more, model=None, text=None, profile=None):
+    where = (model or place / "model", "--text", text or place / "text.txt", "-o", out)
+    sizes = ("--length", "32", "--tokens", "640", "--multiple-of", "2", "--no-verify")
+    prepared = ("--profile", profile or place / "profile")
+    return [str(w) for w in ("compress", *where, *sizes, *prepared, *more)]
+
+
+def contents(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+@pytest.fixture
+def out(place, tmp_path):
+    """A copy of the good output; it must be the same, and alone, after whatever happens."""
+    folder = tmp_path / "outputs" / "out"
+    shutil.copytree(place / "good", folder)
+    yield folder
+    assert contents(folder) == contents(place / "good")
+    assert not [p for p in folder.parent.iterdir() if p.name.startswith(".")]
+
+
+@pytest.fixture
+def broken(place, tmp_path):
+    """A copy of the model, to be broken."""
+    return shutil.copytree(place / "model", tmp_path / "model")
+
+
+def changed(model, name, change):
+    """Change one tensor of a sharded checkpoint in place."""
+    for shard in model.glob("*.safetensors"):
+        state = load_file(shard)
+        if name in state:
+            change(state[name])
+            save_file(state, shard, metadata={"format": "pt"})
+            return
+    raise AssertionError(name)
+
+
+def one_sentence(result, *parts):
+    assert result.code == 2, result.err
+    last = result.err.strip().splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert "Traceback" not in result.err
+    for part in parts:
+        assert part in last
+
+
+@pytest.fixture(params=["profiled", "not profiled"])
+def profile(request, place, broken, tmp_path):
+    """A profile made before the damage, so that the cut itself has to notice; or none yet."""
+    made = tmp_path / "profile"
+    if request.param == "profiled":
+        shutil.copytree(place / "profile", made)
+        record = json.loads((made / "profile.json").read_text())
+        (made / "profile.json").write_text(json.dumps(record | {"model": str(broken)}))
+    return made
+
+
+@pytest.fixture
+def forced(headwise, place, out, tmp_path):
+    """Cut over the good output."""
+
+    def run(model, **changes):
+        changes.setdefault("profile", tmp_path / "profile")
+        return headwise(*words(place, out, "--keep", "60%", "--force", model=model, **changes))
+
+    return run
+
+
+def test_a_truncated_shard(forced, broken, profile):
+    shard = sorted(broken.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    one_sentence(forced(broken), shard.name if profile.exists() else "could not be loaded")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["self_attn.v_proj", "mlp.up_proj"])
+def test_weights_that_are_no_numbers(forced, broken, profile, name, value):
+    changed(broken, f"model.layers.1.{name}.weight", lambda tensor: tensor[3].fill_(value))
+    one_sentence(forced(broken), f"layers.1.{name}", "NaN")
+
+
+def test_a_missing_shard(forced, broken, profile):
+    sorted(broken.glob("*.safetensors"))[1].unlink()
+    one_sentence(forced(broken))
+
+
+def test_text_shorter_than_a_window(forced, place, tmp_path):
+    (tmp_path / "short.txt").write_text("def main(): pass\n")
+    result = forced(place / "model", text=tmp_path / "short.txt")
+    one_sentence(result, "tokens, but one sequence needs 32")
+
+
+def test_a_missing_tokenizer(forced, broken):
+    for file in broken.glob("tokenizer*"):
+        file.unlink()
+    one_sentence(forced(broken), "tokenizer")
+
+
+def test_pickles_only(forced, broken):
+    for file in broken.glob("*.safetensors*"):
+        file.unlink()
+    (broken / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    one_sentence(forced(broken), "pytorch_model.bin", "only safetensors are read")
+
+
+@pytest.mark.parametrize("room", [9_000, 60_000])
+def test_files_that_may_not_grow(forced, place, room):
+    """The operating system refuses to write beyond a few kilobytes: at a layer, at the weights."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        result = forced(place / "model", profile=place / "profile")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    one_sentence(result, "could not be written", "what stood there before is untouched")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small file system of its own; its size can be set."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(*options):
+        command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    if shutil.which("mount") is None or not mount("size=64k"):
+        pytest.skip("needs to be allowed to mount a file system")
+    yield folder, lambda kilobytes: mount("remount", f"size={kilobytes}k")
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("at", ["layers", "weights"])
+def test_a_full_disk(headwise, place, disk, at):
+    folder, resize = disk
+    size = sum(len(x) for x in contents(place / "good").values()) // 1024
+    assert resize(4 * size)
+    out = shutil.copytree(place / "good", folder / "out")
+    assert resize(size + {"layers": 60, "weights": 60 + size // 2}[at])
+    line = words(place, out, "--keep", "60%", "--force")
+    one_sentence(headwise(*line), "No space left", "free space")
+    assert contents(out) == contents(place / "good")
+    left = {p.name for p in folder.iterdir()}
+    assert left <= {"out", "out.partial"}
+    assert ("out.partial" in left) or at == "layers"
+    assert resize(4 * size)
+    assert headwise(*line).code == 0
+    assert contents(out) != contents(place / "good")
+    assert {p.name for p in folder.iterdir()} == {"out"}

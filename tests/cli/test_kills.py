@@ -1,0 +1,131 @@
+"""profile, compress and recover killed 20 times each at random moments: the files are the same.
+
+Real processes and SIGKILL; the moments come from a stated seed (`killed_chain.py`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headwise.data.text import read_source
+from headwise.data.tokens import trained_tokenizer
+
+CHAIN = Path(__file__).with_name("killed_chain.py")
+KILLS, SEED = 20, 4
+CALIBRATION = ("--length", "16", "--tokens", "640")
+RECOVERY = ("--tokens", "1536", "--length", "16", "--batch-size", "4", "--save-every", "1")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A tiny model of many layers, and its text."""
+    folder = tmp_path_factory.mktemp("kills")
+    text = "\n\n".join(read_source("builtin:python", max_chars=20_000).documents)
+    (folder / "text.txt").write_text(text)
+    tokenizer = trained_tokenizer([text], 293)
+    config = LlamaConfig(
+        vocab_size=293,
+        hidden_size=24,
+        intermediate_size=31,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def killed_and_whole(tmp_path):
+    """Runs a command whole and as a chain of killed lives; returns what happened."""
+
+    def run(words, progress):
+        how = {"progress": progress, "seed": SEED, "kills": KILLS}
+        asked = {"words": [str(w) for w in words], "here": str(tmp_path), "how": how}
+        done = subprocess.run(
+            [sys.executable, str(CHAIN), json.dumps(asked)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        story = json.loads(done.stdout)
+        assert len(story["moments"]) == KILLS
+        # The control: the deaths were spread over the work, not all before or after it.
+        assert len(set(story["moments"])) >= 5, story
+        return story
+
+    return run
+
+
+def contents(folder):
+    """Every file but the report page: a picture of the others, drawn when the work is done."""
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and "report.html" not in p.name
+    }
+
+
+def assert_same(tmp_path):
+    """Every finished output of the killed lives is that of the whole run, and nothing is left."""
+    whole, killed = contents(tmp_path / "whole" / "out"), tmp_path / "killed"
+    outputs = [p for p in killed.glob("out*") if p.suffix != ".partial"]
+    assert killed / "out" in outputs
+    for output in outputs:
+        found = contents(output)
+        assert found.keys() == whole.keys()
+        assert [n for n in whole if found[n] != whole[n]] == []
+    assert not list(killed.glob(".*"))
+
+
+def test_profile(killed_and_whole, place, tmp_path):
+    text = ("--text", place / "text.txt", "--device", "cpu", *CALIBRATION, "--chunk", "1")
+    killed_and_whole(
+        ("profile", place / "model", *text, "-o", "out"), "out.partial/chunks/*.safetensors"
+    )
+    assert_same(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cut(place):
+    """The command that cuts, with its profile made."""
+    words = ("compress", place / "model", "--text", place / "text.txt", *CALIBRATION)
+    more = ("--keep", "60%", "--multiple-of", "2", "--no-verify", "--profile", place / "profile")
+    line = [sys.executable, "-m", "headwise", *map(str, (*words, *more, "-o", place / "cut"))]
+    subprocess.run(line, check=True, capture_output=True)
+    return (*words, *more, "-o", "out")
+
+
+def test_compress(killed_and_whole, cut, tmp_path):
+    killed_and_whole(cut, "out.partial/layer-*.safetensors")
+    assert_same(tmp_path)
+
+
+def test_recover(killed_and_whole, place, cut, tmp_path):
+    where = (place / "cut", "--against", place / "model", "--text", place / "text.txt")
+    killed_and_whole(
+        ("recover", *where, *RECOVERY, "--device", "cpu", "-o", "out"),
+        "out.partial/checkpoints/step-*",
+    )
+    assert_same(tmp_path)
+
+    def losses(which):
+        lines = (tmp_path / which / "losses.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    whole = {row["step"]: row for row in losses("whole")}
+    assert sorted(whole) == list(range(1, 25))
+    lived = losses("killed")
+    assert {row["step"] for row in lived} == set(whole)
+    assert all(row == whole[row["step"]] for row in lived)

@@ -1,0 +1,60 @@
+"""`headwise reproduce`: choosing, running, continuing, drawing, and what it refuses."""
+
+import json
+
+import pytest
+
+EXACT = ("reproduce", "bound-curve", "allocation-256", "--quick", "--workers", "1")
+
+
+def test_the_claims_are_listed_without_running(headwise):
+    result = headwise("reproduce", "--list")
+    assert result.code == 0
+    assert "bound-curve" in result.out
+    document = json.loads(headwise("reproduce", "relu-skip", "--list", "--json").out)
+    assert [claim["id"] for claim in document["claims"]] == ["relu-skip"]
+
+
+def test_two_claims_are_run_judged_and_drawn_again(headwise, tmp_path):
+    folder = tmp_path / "run"
+    result = headwise(*EXACT, "-o", folder, "--json")
+    assert result.code == 0, result.err
+    document = json.loads(result.out)
+    assert [c["verdict"] for c in document["claims"]] == ["holds", "holds"]
+    assert "index.html" in result.err
+    trial = next((folder / "trials" / "bound-curve").glob("*.json"))
+    before = trial.stat().st_mtime_ns
+    assert headwise(*EXACT, "-o", folder).code == 0
+    assert trial.stat().st_mtime_ns == before
+    (folder / "table.md").unlink()
+    again = headwise("reproduce", "--draw", "-o", folder)
+    assert again.code == 0
+    assert "holds" in again.out
+    assert (folder / "table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "needs a folder"),
+        (("four-gramm", "-o", "x"), "Did you mean 'four-gram'?"),
+        (("--seeds", "0", "-o", "x"), "at least 1 seed, got 0"),
+        (("--workers", "0", "-o", "x"), "--workers must be at least 1, got 0"),
+        (("--draw", "--quick", "-o", "x"), "give it only -o"),
+        (("--draw", "-o", "x"), "holds no results yet"),
+    ],
+)
+def test_what_is_refused_is_refused_in_one_sentence(headwise, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    result = headwise("reproduce", *words)
+    assert result.code == 2
+    assert said in result.err
+    assert "Traceback" not in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_size_is_refused(headwise, tmp_path):
+    assert headwise(*EXACT, "-o", tmp_path / "run").code == 0
+    result = headwise("reproduce", "bound-curve", "-o", tmp_path / "run")
+    assert result.code == 2
+    assert "holds a quick run, but a full one" in result.err

@@ -1,0 +1,217 @@
+"""The claims at toy size, run once through the real command, and the rules that judge them."""
+
+import json
+
+import pytest
+import torch
+
+from headwise.cli import main
+from headwise.reproduce import heads_curve, memorization
+from headwise.reproduce.charting import Axes, Point, curves
+from headwise.reproduce.claim import Results, Trial
+from headwise.reproduce.registry import claims
+from headwise.reproduce.runner import redraw
+from headwise.reproduce.statistics import summary
+from headwise.reproduce.worker import outcome
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """Everything at toy size, as a user runs it."""
+    folder = tmp_path_factory.mktemp("reproduce") / "quick"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["headwise", "reproduce", "--quick", "-o", str(folder)])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+    assert not end.value.code
+    return folder
+
+
+def test_every_claim_ends_as_it_must_at_toy_size(quick):
+    document = json.loads((quick / "results.json").read_text())
+    assert [claim["id"] for claim in document["claims"]] == list(claims())
+    for claim in document["claims"]:
+        assert claim["missing"] == 0, claim["failures"]
+        allowed = claims()[claim["id"]].quick_verdicts
+        assert not allowed or claim["verdict"] in allowed, claim["measured"]
+        assert claim["verdict"] not in ("not finished", "cannot be tested here")
+        assert (quick / claim["figure"]).read_text().startswith("<svg")
+        assert claim["table"]["rows"]
+
+
+def test_the_measured_numbers_that_must_hold_at_toy_size(quick):
+    found = {item.claim.id: item.results for item in redraw(quick)}
+    four = heads_curve.curve_of(found["four-gram"])
+    means = {heads: summary(errors).mean for heads, errors in four.items()}
+    # Fewer heads than lags cannot do it; 8 heads in total do, as in the paper's figure.
+    assert means[1] > means[2] > 10 * means[8]
+    copied = heads_curve.curve_of(found["induction"].where(kind="vectors"))
+    assert summary(copied[1]).mean > 100 * summary(copied[2]).mean
+    ensemble = found["ensemble"].where(fixed="total")
+    alone = heads_curve.curve_of(ensemble, value="alone")
+    assert summary(alone[32]).mean > summary(alone[1]).mean + 0.2
+    for result in found["low-rank-bottleneck"].where(part="reach"):
+        p = result.trial.parameters
+        assert (result.values["error"] < 1e-3) == (p["width"] >= p["n"] - 1)
+
+
+def test_a_trial_is_a_pure_function_of_its_spec():
+    for name in ("fold-exact", "low-rank-bottleneck", "memorization", "four-gram"):
+        claim = claims()[name]
+        trial = claim.trials("quick", [1])[0]
+        first, again = (outcome((claim.run, trial)).values for _ in range(2))
+        assert first == again
+        assert first is not None
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+def test_all_seeds_have_the_same_trials_and_every_trial_its_own_key(size):
+    keys = set()
+    count = 0
+    for claim in claims().values():
+        trials = claim.trials(size, (0, 1, 2))
+        by_seed = {seed: [t.name for t in trials if t.seed == seed] for seed in (0, 1, 2)}
+        assert by_seed[0]
+        assert all(names in ([], by_seed[0]) for names in by_seed.values()), claim.id
+        assert all(t.claim == claim.id for t in trials)
+        keys |= {t.key(claim.version) for t in trials}
+        count += len(trials)
+    assert len(keys) == count
+
+
+# --- the rules of judgement --------------------------------------------------------------------
+
+SPREAD = (0.00, 0.01, -0.01)
+
+
+def curve(**means):
+    return {
+        int(k[1:]): [m + s * (1 + i / 7) for s in SPREAD] for i, (k, m) in enumerate(means.items())
+    }
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict"),
+    [
+        (curve(h1=3.0, h4=2.0, h8=1.0, h16=2.0), "holds"),
+        (curve(h1=3.0, h4=1.001, h8=1.0, h16=2.0), "holds in part"),  # 4 within the spread
+        (curve(h1=3.0, h4=1.0, h8=2.0, h16=2.5), "holds in part"),  # a valley elsewhere
+        (curve(h1=1.0, h4=2.0, h8=3.0, h16=4.0), "does not hold"),
+        (curve(h1=4.0, h4=3.0, h8=2.0, h16=1.0), "does not hold"),
+    ],
+)
+def test_lowest_at_eight(measured, verdict):
+    assert heads_curve.judged_curve(measured, 8, "in total").verdict == verdict
+
+
+def test_the_better_reading_counts_and_tasks_must_agree():
+    good, bad = (heads_curve.Judgement("in total", v, "") for v in ("holds", "does not hold"))
+    assert heads_curve.finding([[bad, good]], (), None).verdict == "holds"
+    assert heads_curve.finding([[good], [bad]], (), None).verdict == "holds in part"
+    found = heads_curve.finding([[bad], [bad]], (), None)
+    assert found.verdict == "does not hold"
+    assert "in total: does not hold; in total: does not hold" in found.reasons[0]
+
+
+def broken(claim_id, change):
+    """The finding of a claim when its measured values are changed."""
+    claim = claims()[claim_id]
+    items = []
+    for trial in claim.trials("quick", [0, 1]):
+        values = outcome((claim.run, trial)).values
+        change(trial, values)
+        items.append((trial, values))
+    from headwise.reproduce.claim import Result
+
+    return claim.judge(Results("quick", tuple(Result(t, v, 0.0) for t, v in items)))
+
+
+def test_exact_claims_fail_when_their_numbers_are_off():
+    def off(trial, values):
+        if trial.parameters.get("case") == "one layer":
+            values["query"] = 1e-6
+
+    assert broken("fold-exact", off).verdict == "does not hold"
+    assert broken("fold-exact", lambda t, v: None).verdict == "holds"
+
+    def lucky(trial, values):
+        if trial.parameters["kind"] == "random":
+            values["absorbed"] = 1
+
+    assert broken("relu-skip", lucky).verdict == "does not hold"
+
+    def untied(trial, values):
+        values["tied"] = 1e-6
+
+    assert broken("single-is-tied-multi", untied).verdict == "does not hold"
+
+    def moved(trial, values):
+        values["curves"][2]["best_heads"] = 7
+
+    assert broken("bound-curve", moved).verdict == "does not hold"
+
+    def stretched(trial, values):
+        values["widths"][-1]["distance"] = 0.5
+
+    assert broken("jl-floor", stretched).verdict == "does not hold"
+    assert broken("jl-floor", lambda t, v: None).verdict == "holds in part"
+
+
+# --- pieces ------------------------------------------------------------------------------------
+
+
+def test_attention_of_a_single_query_is_attention_written_out():
+    X = torch.randn(3, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model = memorization.single_query_attention(5, 2, 7, 4, seed=3).double()
+    z = []
+    for h in range(2):
+        q = X[:, -1:] @ model["W_Q"][h]
+        scores = q @ (X[:, :-1] @ model["W_K"][h]).mT / 7**0.5
+        z.append((scores.softmax(-1) @ (X[:, :-1] @ model["W_V"][h]))[:, 0])
+    wanted = torch.cat(z, -1) @ model["W_O"]
+    torch.testing.assert_close(memorization.answers(model, X), wanted)
+
+
+def test_a_head_wider_than_one_shared_context_can_say_no_more():
+    # A mixture of n fixed tokens: outputs of any width span at most n directions.
+    task_tokens = torch.randn(1, 4, 9, dtype=torch.float64).expand(50, -1, -1)
+    queries = torch.randn(50, 1, 9, dtype=torch.float64)
+    model = memorization.single_query_attention(9, 1, 8, 8, seed=0).double()
+    out = memorization.answers(model, torch.cat([task_tokens, queries], 1))
+    assert torch.linalg.matrix_rank(out) == 4
+    own = torch.randn(50, 5, 9, dtype=torch.float64)
+    assert torch.linalg.matrix_rank(memorization.answers(model, own)) == 8
+
+
+def test_gradient_of_the_divergence_against_differences():
+    import numpy as np
+
+    from headwise.reproduce.low_rank_bottleneck import _divergence
+
+    rng = np.random.default_rng(5)
+    X, P = rng.standard_normal((4, 6)), rng.random((4, 4)) + 0.1
+    P /= P.sum(-1, keepdims=True)
+    weights = rng.standard_normal(2 * 6 * 3)
+    value, gradient = _divergence(weights, X, P, 3)
+    assert value > 0
+    for i in range(0, 36, 5):
+        step = np.eye(36)[i] * 1e-6
+        up, down = (_divergence(weights + s, X, P, 3)[0] for s in (step, -step))
+        assert (up - down) / 2e-6 == pytest.approx(gradient[i], abs=1e-8)
+
+
+def test_a_logarithmic_figure_leaves_out_what_it_cannot_show():
+    axes = Axes("t", "x", "y", log_y=True)
+    points = [Point(1, summary([0.0]), "a"), Point(2, summary([1.0, 5.0]), "a")]
+    (rows,) = curves(points, axes).to_dict()["datasets"].values()
+    assert [row["x"] for row in rows] == [2]
+    assert 0 < rows[0]["low"] < 3
+
+
+def test_parameters_pick_trials():
+    items = [Trial("toy", "a", s, {"k": k}) for s in (0, 1) for k in ("x", "y")]
+    from headwise.reproduce.claim import Result
+
+    results = Results("quick", tuple(Result(t, {"v": t.seed}, 0.0) for t in items))
+    assert len(results.where(k="x").items) == 2
+    assert results.where(k="x").numbers("a", "v") == (0.0, 1.0)

@@ -1,0 +1,263 @@
+"""What the claims about language models stand on: rows, narrow heads, students, cuts, windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from headwise.compress.recipes.parts import attention_weights
+from headwise.errors import HeadwiseError
+from headwise.nn.build import convert, plan_of
+from headwise.nn.slicing import Kept, sliced
+from headwise.reproduce import head_student as student
+from headwise.reproduce.attention_rows import measured_rows
+from headwise.reproduce.disturbances import random_windows
+from headwise.reproduce.layer_cuts import WAYS, cut_third, cut_to_plan, group_importance, profiled
+from headwise.reproduce.narrow_heads import (
+    group_weights,
+    replaced,
+    widened,
+    with_group,
+    without_groups,
+)
+from headwise.reproduce.pretrained import passages, window_loss
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+VOCAB, LENGTH, LAYERS, GROUPS, QUERIES, WIDTH = 53, 17, 3, 3, 2, 10
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        num_hidden_layers=LAYERS,
+        max_position_embeddings=31,
+        hidden_size=42,
+        intermediate_size=37,
+        num_attention_heads=GROUPS * QUERIES,
+        num_key_value_heads=GROUPS,
+        head_dim=WIDTH,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    stock = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for p in stock.parameters():
+            p.copy_(torch.randn(p.shape) * 0.25 if p.ndim > 1 else p + torch.randn(p.shape) / 5)
+    return convert(stock.eval()).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return np.random.default_rng(5).integers(4, VOCAB, (6, LENGTH))
+
+
+@pytest.fixture(scope="module")
+def profile(model, ids):
+    return profiled(model, ids)
+
+
+def _logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=torch.from_numpy(ids)).logits
+
+
+def _norm(p):
+    """The mean over rows of the Jacobian's norm, by its definition."""
+    J = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return float(torch.linalg.eigvalsh(J)[:, -1].mean())
+
+
+def test_rows_are_those_of_the_written_out_attention(model, ids):
+    rows = measured_rows(model, ids, (4, 8, 16))
+    assert rows.jacobian_norm.shape == (LAYERS, 3, GROUPS * QUERIES)
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        weights = model(input_ids=torch.from_numpy(ids), output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(implementation)
+    for place, length in enumerate((4, 8, 16)):
+        p = weights[1][:, 3, length - 1, :length].double()
+        assert rows.jacobian_norm[1, place, 3] == pytest.approx(_norm(p), rel=1e-4)
+        rest = p[:, 1:] / p[:, 1:].sum(-1, keepdim=True)
+        assert rows.rest_norm[1, place, 3] == pytest.approx(_norm(rest), rel=1e-4)
+        assert _norm(rest) != pytest.approx(_norm(p), rel=1e-3)
+    assert not any("attended" in vars(a.classes[0]) for a in model.attentions())
+
+
+def test_narrow_heads_in_the_dense_shape_are_the_sliced_model(model, ids):
+    whole = Kept(planes=range(WIDTH // 2), free=(), vo=range(WIDTH))
+    some = [Kept((0, 2), (), (0, 1, 2)), Kept((1, 2, 3, 4), (), (0,)), whole]
+    kept = [some] * LAYERS
+    narrow = sliced(model, kept)
+    dense, plan = plan_of(model), plan_of(narrow)
+    layers = {
+        i: widened(dense.layers[i], plan.layers[i], attention_weights(a))
+        for i, a in enumerate(narrow.attentions())
+    }
+    before, expected = _logits(model, ids), _logits(narrow, ids)
+    with replaced(model, layers):
+        assert torch.allclose(_logits(model, ids), expected, atol=1e-5)
+    assert torch.equal(_logits(model, ids), before)
+    assert not torch.allclose(before, expected, atol=1e-2)
+
+
+def test_replaced_puts_back_after_an_error(model, ids):
+    before = _logits(model, ids)
+    heads = plan_of(model).layers[1]
+    gone = without_groups(heads, {0, 1, 2}, attention_weights(model.attentions()[1]))
+    with replaced(model, {1: gone}):
+        assert not torch.equal(_logits(model, ids), before)
+
+    def fails():
+        with replaced(model, {1: gone}):
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fails()
+    assert torch.equal(_logits(model, ids), before)
+
+
+def _teachers(model, layer, ids):
+    heads, attention = plan_of(model).layers[layer], model.attentions()[layer]
+    shown = student.lesson(model, layer, ids)
+    weights = attention_weights(attention)
+    return shown, [
+        student.Imitation(
+            student.Start(head, group_weights(heads, j, weights)), attention, shown.turns
+        )
+        for j, head in enumerate(heads.heads)
+    ]
+
+
+def test_head_groups_add_up_to_their_layer(model, ids):
+    shown, teachers = _teachers(model, 1, ids)
+    seen = []
+    hook = model.attentions()[1].register_forward_hook(lambda m, a, out: seen.append(out[0]))
+    _logits(model, ids)
+    hook.remove()
+    with torch.no_grad():
+        total = sum(t(shown.hidden) for t in teachers)
+    assert torch.allclose(total, seen[0], atol=1e-5)
+
+
+def test_a_student_of_full_width_is_its_teacher(model, ids):
+    shown, teachers = _teachers(model, 2, ids)
+    whole = student.truncated(teachers[0], shown, WIDTH)
+    made = student.Imitation(whole, model.attentions()[2], shown.turns)
+    assert student.error(made, teachers[0], shown) < 1e-9
+    errors = [
+        student.error(
+            student.Imitation(
+                student.truncated(teachers[0], shown, w), model.attentions()[2], shown.turns
+            ),
+            teachers[0],
+            shown,
+        )
+        for w in (8, 4, 2)
+    ]
+    assert 1e-4 < errors[0] < errors[1] < errors[2] < 1.5
+
+
+def test_fitting_helps_and_never_hurts(model):
+    many = np.random.default_rng(11).integers(4, VOCAB, (64, LENGTH))
+    shown, teachers = _teachers(model, 1, many)
+    teacher = teachers[1]
+    lessons = (
+        student.Lesson(shown.hidden[:56], shown.turns),
+        student.Lesson(shown.hidden[56:], shown.turns),
+    )
+    for start in (student.truncated(teacher, lessons[0], 4), student.random(teacher, 4, seed=3)):
+        begin = student.Imitation(start, teacher.attention, shown.turns)
+        made = student.fitted(start, teacher, lessons, student.Exercise(60, 8, (0.003, 0.1), 5))
+        wild = student.fitted(start, teacher, lessons, student.Exercise(3, 2, (1e4,), 5))
+        before = student.error(begin, teacher, lessons[1])
+        assert student.error(made, teacher, lessons[1]) < before
+        assert student.error(wild, teacher, lessons[1]) <= before
+        assert made.spec.qk_dim == made.spec.vo_dim == 4
+
+
+def test_a_student_in_the_model_is_the_student_alone(model, ids):
+    layer, group = LAYERS - 1, 1
+    heads, attention = plan_of(model).layers[layer], model.attentions()[layer]
+    shown, teachers = _teachers(model, layer, ids)
+    start = student.truncated(teachers[group], shown, 4)
+    one = student.Imitation(start, attention, shown.turns)
+    whole = heads.model_copy(update={"heads": (heads.heads[group],)})
+    narrow = heads.model_copy(update={"heads": (one.spec,)})
+    full = widened(whole, narrow, one.weights())
+    seen = []
+    hook = attention.register_forward_hook(lambda m, a, out: seen.append(out[0]))
+    dense = attention_weights(attention)
+    with replaced(model, {layer: with_group(heads, group, dense, full)}):
+        _logits(model, ids)
+    hook.remove()
+    with torch.no_grad():
+        others = sum(t(shown.hidden) for j, t in enumerate(teachers) if j != group)
+        assert torch.allclose(seen[0], others + one(shown.hidden), atol=1e-5)
+
+
+def test_cuts_of_a_third_have_equal_parameters(model, profile):
+    per_group = 42 * WIDTH * (2 + 2 * QUERIES)
+    for kept in (1, 2):
+        cuts = {way: cut_third(model, profile, range(1, 3), way, kept) for way in WAYS}
+        assert set(cuts["width"].layers) == set(cuts["heads"].layers) == {1, 2}
+        assert cuts["heads"].removed == 2 * (GROUPS - kept) * per_group
+        # Widths are whole numbers: never less is cut, and at most one dimension per head more.
+        over = cuts["width"].removed - cuts["heads"].removed
+        assert 0 <= over < 2 * GROUPS * 42 * (1 + QUERIES)
+
+
+def test_the_least_important_head_group_goes(model, profile, ids):
+    importance = group_importance(profile, 0)
+    cut = cut_third(model, profile, range(1), "heads", 2)
+    columns = cut.layers[0][0]["output"].unflatten(1, (GROUPS, -1)).abs().sum((0, 2))
+    assert (columns == 0).tolist() == [j == importance.argmin() for j in range(GROUPS)]
+    # The gate's gradient, by a small change of the gate itself.
+    heads, weights = plan_of(model).layers[0], attention_weights(model.attentions()[0])
+    change, losses = 1e-2, []
+    for factor in (1 - change, 1 + change):
+        part = group_weights(heads, 1, weights)
+        part[0]["output"] *= factor
+        with replaced(model, {0: with_group(heads, 1, weights, part)}):
+            losses.append([window_loss(model, row[None]) for row in ids])
+    slopes = np.subtract(losses[1], losses[0]) / (2 * change) * np.sqrt(LENGTH - 1)
+    assert importance[1] == pytest.approx(np.abs(slopes).mean(), rel=0.03)
+
+
+def test_a_plan_that_cuts_nothing_changes_nothing(model, profile):
+    assert cut_to_plan(model, profile, profile.plan) == {}
+
+
+class _Words:
+    """A tokenizer of single characters."""
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ord(c) for c in text if c != " "]}
+
+
+def test_passages_begin_at_lines_and_depend_on_the_seed():
+    lines = "".join(f"{chr(65 + i % 26)}line\n" for i in range(300))
+    some = (lines, "short", lines.lower())
+    made = passages(_Words(), some, (5, 7), seed=1)
+    assert made.shape == (5, 7)
+    assert {int(x) for x in made[:, 1]} == {ord("l")}
+    assert np.array_equal(made, passages(_Words(), some, (5, 7), seed=1))
+    assert not np.array_equal(made, passages(_Words(), some, (5, 7), seed=2))
+    with pytest.raises(HeadwiseError, match="longer text"):
+        passages(_Words(), ("short",), (5, 7), seed=1)
+    with pytest.raises(HeadwiseError, match="more words"):
+        passages(_Words(), (" " * 999,), (5, 7), seed=1)
+
+
+def test_random_windows_do_not_overlap():
+    made = random_windows(np.arange(101), 7, 13, seed=2)
+    assert made.shape == (13, 7)
+    assert len(set(made.ravel().tolist())) == 13 * 7

@@ -1,0 +1,269 @@
+"""The frame: what is run, what is kept, what is judged, what is drawn; killed in the middle."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headwise.reproduce.claim import ReproduceError, Trial
+from headwise.reproduce.local_pool import MAX_DEATHS, LocalPool
+from headwise.reproduce.ray_pool import RayPool
+from headwise.reproduce.runner import Request, redraw, reproduce
+from headwise.reproduce.store import Store
+from headwise.reproduce.worker import outcome
+
+
+class HerePool:
+    """Trials in this process."""
+
+    def __init__(self):
+        self.ran = []
+
+    def outcomes(self, jobs):
+        for run, trial in jobs:
+            self.ran.append((trial.name, trial.seed))
+            yield trial, outcome((run, trial))
+
+
+def quiet(_):
+    """Watch nothing."""
+
+
+def with_trials(claim, trials):
+    return dataclasses.replace(
+        claim, trials=lambda size, seeds: [t for t in trials if t.seed in seeds]
+    )
+
+
+def test_everything_is_run_once_seed_by_seed_and_drawn(known, tmp_path):
+    pool, seen = HerePool(), []
+    folder = tmp_path / "run"
+    (found,) = reproduce(Request((known,), "quick", 2), folder, pool, seen.append)
+    assert pool.ran == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert found.finding.measured == "Numbers 1, 1, 11, 11 at seeds (0, 1)."
+    assert (seen[0].done, seen[-1].done, seen[-1].total) == (0, 4, 4)
+    assert seen[-1].seconds_left == 0
+    names = {p.name for p in folder.iterdir()} - {".lock"}
+    assert names == {"run.json", "trials", "figures", "table.md", "results.json", "index.html"}
+
+    again = HerePool()
+    reproduce(Request((known,), "quick", 3), folder, again, quiet)
+    assert again.ran == [("a", 2), ("b", 2)]
+
+
+def test_drawing_again_runs_nothing_and_gives_the_same_files(known, tmp_path):
+    reproduce(Request((known,), "quick", 2), tmp_path, HerePool(), quiet)
+    drawn = ("table.md", "results.json", "index.html", "figures/toy.svg")
+    before = {name: (tmp_path / name).read_bytes() for name in drawn}
+    for name in drawn:
+        (tmp_path / name).unlink()
+    redraw(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in drawn} == before
+
+
+def test_outputs_hold_the_numbers_and_no_place_or_machine(known, tmp_path):
+    reproduce(Request((known,), "quick", 2), tmp_path, HerePool(), quiet)
+    document = json.loads((tmp_path / "results.json").read_text())
+    (claim,) = document["claims"]
+    assert (claim["verdict"], claim["seeds"], claim["trials"]) == ("holds", [0, 1], 4)
+    assert document["provenance"]["cores"] == [os.cpu_count()]
+    assert "python" in document["provenance"]["versions"]
+    table = (tmp_path / "table.md").read_text()
+    assert "y \\| 10. (nowhere)" in table
+    page = (tmp_path / "index.html").read_text()
+    assert "A toy &lt;claim&gt;." in page
+    assert "data:image/svg+xml;base64," in page
+    for place in ("http://", "https://", "<script"):
+        assert place not in page
+    for text in (table, page, json.dumps(document)):
+        assert str(Path.home()) not in text
+        assert str(tmp_path) not in text
+
+
+def test_seeds_with_holes_are_left_out_of_the_judgement(known, tmp_path, monkeypatch):
+    from headwise.reproduce import runner
+
+    trials = [Trial("toy", n, s) for s in (0, 1) for n in ("a", "b")]
+    trials[2] = Trial("toy", "fails", 1)
+    claim = with_trials(known, trials)
+    monkeypatch.setattr(runner, "claims", lambda: {"toy": claim})
+    errors = []
+    (found,) = reproduce(
+        Request((claim,), "quick", 2), tmp_path, HerePool(), lambda p: errors.append(p.error)
+    )
+    assert found.finding.measured == "Numbers 1, 1 at seeds (0,)."
+    assert (found.missing, len(found.stored)) == (1, 3)
+    assert [f.error for f in found.failures] == ["ValueError: no such luck"]
+    assert "ValueError: no such luck" in errors
+    assert "failed: fails, seed 1: ValueError: no such luck" in (tmp_path / "table.md").read_text()
+    retried = HerePool()
+    reproduce(Request((claim,), "quick", 2), tmp_path, retried, quiet)
+    assert retried.ran == [("fails", 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "reason"),
+    [
+        ("absent", "cannot be tested here", "Unavailable: It needs a telescope."),
+        ("fails", "not finished", "fails, seed 0: ValueError: no such luck"),
+        ("nan", "not finished", "nan, seed 0: ValueError"),
+    ],
+)
+def test_a_claim_without_a_whole_seed_says_why(known, tmp_path, monkeypatch, name, verdict, reason):
+    from headwise.reproduce import runner
+
+    claim = with_trials(known, [Trial("toy", name, 0), Trial("toy", "a", 0)])
+    monkeypatch.setattr(runner, "claims", lambda: {"toy": claim})
+    (found,) = reproduce(Request((claim,), "quick", 1), tmp_path, HerePool(), quiet)
+    assert found.finding.verdict == verdict
+    assert found.finding.reasons[0].startswith(reason)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_a_new_version_runs_again_and_the_old_results_are_ignored(known, tmp_path):
+    reproduce(Request((known,), "quick", 1), tmp_path, HerePool(), quiet)
+    pool = HerePool()
+    newer = dataclasses.replace(known, version=2)
+    reproduce(Request((newer,), "quick", 1), tmp_path, pool, quiet)
+    assert len(pool.ran) == 2
+
+
+def test_drawing_nothing_is_refused(tmp_path):
+    with pytest.raises(ReproduceError, match="holds no results yet"):
+        redraw(tmp_path / "nowhere")
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+def deadly(tmp_path, always):
+    return Trial("toy", "dies", 3, {"died": str(tmp_path / "died"), "always": always})
+
+
+def test_a_dead_worker_is_replaced_and_its_trial_given_out_again(toy, tmp_path):
+    jobs = [(toy.run, Trial("toy", "a", s)) for s in range(3)]
+    jobs.insert(1, (toy.run, deadly(tmp_path, always=False)))
+    jobs.append((toy.run, Trial("toy", "fails", 7)))
+    found = {(t.name, t.seed): o for t, o in LocalPool(2).outcomes(jobs)}
+    assert len(found) == len(jobs)
+    assert found["dies", 3].values == {"y": 34}
+    assert [found["a", s].values["y"] for s in range(3)] == [1, 11, 21]
+    assert found["fails", 7].error == "ValueError: no such luck"
+    assert found["fails", 7].trace[-1].startswith("toy_claim.py:")
+
+
+def test_a_trial_that_always_kills_its_worker_is_a_failure_and_no_more(toy, tmp_path):
+    jobs = [(toy.run, deadly(tmp_path, always=True)), (toy.run, Trial("toy", "a", 1))]
+    found = {t.name: o for t, o in LocalPool(1).outcomes(jobs)}
+    assert found["dies"].error == f"its process ended {MAX_DEATHS} times, last with signal 9"
+    assert found["a"].values == {"y": 11}
+
+
+RUNNER = """
+import sys, toy_claim
+from pathlib import Path
+from headwise.reproduce import runner
+from headwise.reproduce.claim import Trial
+from headwise.reproduce.local_pool import LocalPool
+import dataclasses
+folder = Path(sys.argv[1])
+log, go = str(folder.parent / "log"), str(folder.parent / "go")
+trials = [Trial("toy", "a", s, {"log": log}) for s in range(3)]
+trials += [Trial("toy", "a", s, {"log": log, "wait": go}) for s in range(3, 5)]
+claim = dataclasses.replace(toy_claim.CLAIM, trials=lambda size, seeds: trials)
+runner.claims = lambda: {"toy": claim}
+if __name__ == "__main__":
+    runner.reproduce(runner.Request((claim,), "quick", 5), folder, LocalPool(2), lambda p: None)
+"""
+
+
+def wait_for(condition, seconds=300):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks processes up in /proc")
+def test_a_killed_runner_takes_its_workers_along_and_goes_on_where_it_was(toy, tmp_path):
+    script, folder, log = tmp_path / "script.py", tmp_path / "run", tmp_path / "log"
+    script.write_text(RUNNER)
+    started = subprocess.Popen([sys.executable, str(script), str(folder)])
+    done = folder / "trials" / "toy"
+    # Three trials are done and the two that wait have begun.
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 5)
+    wait_for(lambda: len(list(done.glob("*.json"))) == 3)
+    workers = {int(row.split()[2]) for row in log.read_text().splitlines()}
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    wait_for(lambda: not any(map(is_running, workers)))
+    before = {p.name: p.stat().st_mtime_ns for p in done.iterdir()}
+    assert len(before) == 3
+    (tmp_path / "go").touch()
+    subprocess.run([sys.executable, str(script), str(folder)], check=True)
+    after = {p.name: p.stat().st_mtime_ns for p in done.iterdir()}
+    assert len(after) == 5
+    assert before.items() <= after.items()
+    ran = [row.split()[1] for row in log.read_text().splitlines()]
+    assert sorted(ran) == ["0", "1", "2", "3", "3", "4", "4"]
+    (claim,) = json.loads((folder / "results.json").read_text())["claims"]
+    assert (claim["trials"], claim["missing"], claim["seeds"]) == (5, 0, [0, 1, 2, 3, 4])
+
+
+# --- Ray ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_ray_loses_nothing_when_a_worker_is_killed(known, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    from headwise.reproduce import runner
+
+    folder, log, go = tmp_path / "run", tmp_path / "log", tmp_path / "go"
+    waiting = {"log": str(log), "wait": str(go)}
+    trials = [Trial("toy", "a", 0, waiting), Trial("toy", "b", 0, {"log": str(log)})]
+    trials += [Trial("toy", "a", 1, {"log": str(log)}), Trial("toy", "fails", 2)]
+    claim = with_trials(known, trials)
+    monkeypatch.setattr(runner, "claims", lambda: {"toy": claim})
+
+    def kill_the_waiting_one():
+        def rows():
+            return [r.split() for r in log.read_text().splitlines()] if log.exists() else []
+
+        wait_for(lambda: any(row[:2] == ["a", "0"] for row in rows()))
+        victim = next(int(row[2]) for row in rows() if row[:2] == ["a", "0"])
+        os.kill(victim, signal.SIGKILL)
+        go.touch()
+
+    killer = threading.Thread(target=kill_the_waiting_one)
+    killer.start()
+    (found,) = reproduce(Request((claim,), "quick", 3), folder, RayPool("local", 2), quiet)
+    killer.join()
+    assert found.finding.measured == "Numbers 1, 1, 11 at seeds (0, 1)."
+    assert [f.error for f in found.failures] == ["ValueError: no such luck"]
+    assert len(list((folder / "trials" / "toy").glob("*.json"))) == 4  # three done, one failed
+    starts = [row.split()[:2] for row in log.read_text().splitlines()]
+    assert starts.count(["a", "0"]) == 2  # killed once, begun again
+    assert Store(folder).run().seeds == {"toy": 3}
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_address_without_a_cluster_is_one_sentence(toy):
+    pytest.importorskip("ray")
+    jobs = [(toy.run, Trial("toy", "a", 1))]
+    with pytest.raises(ReproduceError, match="No Ray cluster answers at"):
+        list(RayPool("127.0.0.1:1", 1).outcomes(jobs))

@@ -1,0 +1,212 @@
+"""The rules of the claims about training from scratch, on made-up results: each can end any way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headwise.reproduce import adaptive, planned_vs_uniform, query_free, query_free_decay
+from headwise.reproduce.claim import Result, Results
+from headwise.reproduce.equal_quality import Spent, final_loss, saving
+
+SEEDS = (0, 1, 2)
+
+
+def _results(claim, values, seeds=SEEDS):
+    made = [Result(t, values(t), 1.0) for t in claim.trials("quick", seeds)]
+    return Results("quick", tuple(made))
+
+
+def test_flops_to_a_loss_lie_between_evaluations_on_a_logarithmic_scale():
+    run = Spent(5.0, (2, 8, 32), (3.0, 2.0, 1.0))
+    assert run.flops_to(2.0) == pytest.approx(40.0)
+    assert run.flops_to(1.5) == pytest.approx(5 * math.sqrt(8 * 32))
+    assert run.flops_to(3.5) == 10.0  # already there at the first evaluation
+    assert run.flops_to(0.5) == 160.0  # never: all of it
+    assert run.loss_at(5 * math.sqrt(8 * 32)) == pytest.approx(1.5)
+    assert run.loss_at(160.0) == pytest.approx(1.0)
+    assert run.loss_at(9.0) is None
+    assert run.loss_at(161.0) is None
+
+
+def test_the_final_loss_is_the_mean_of_the_last_three():
+    assert final_loss([9.0, 1.0, 2.0, 6.0]) == pytest.approx(3.0)
+    assert final_loss([7.0]) == 7.0
+
+
+def test_a_saving_is_asked_for_at_a_loss_that_both_reach():
+    dense = Spent(4.0, (1, 2, 4, 8, 16, 32), (6.0, 5.0, 4.0, 3.0, 3.0, 3.0))
+    cheaper = Spent(3.0, dense.steps, dense.losses)
+    faster = Spent(4.0, dense.steps, (5.0, 4.0, 3.0, 2.0, 2.0, 2.0))
+    assert saving(cheaper, dense) == pytest.approx(0.25)
+    assert saving(faster, dense) == pytest.approx(0.5)  # at 3.0, after 4 steps instead of 8
+    assert saving(dense, faster) == pytest.approx(-1.0)
+    assert saving(dense, dense) == 0
+
+
+def _planned(gain, flops=3.0, tasks=planned_vs_uniform.SETTINGS):
+    """Runs that fall by 1 with every doubling; theory is `gain` lower in some settings."""
+
+    def values(trial):
+        p = trial.parameters
+        planned = p["policy"] == "theory" and p["setting"] in tasks
+        shift = trial.seed / 10 - (gain + trial.seed / 1000) * planned
+        steps = [2**i for i in range(6)]
+        return {
+            "steps": steps,
+            "losses": [10.0 - i + shift for i in range(6)],
+            "flops_per_step": 4.0 if p["policy"] == "dense" else flops,
+            "attn_params": 100,
+            "diverged": False,
+        }
+
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        (_planned(0.5), "holds"),
+        (_planned(0.5, tasks=("language",)), "holds in part"),
+        (_planned(0.0), "does not hold"),  # 25% less compute, but uniform saves it as well
+        (_planned(-0.5), "does not hold"),
+        (_planned(0.01, flops=4.0), "holds in part"),  # better, but by less than 15% of compute
+    ],
+)
+def test_planned_against_uniform(values, verdict):
+    results = _results(planned_vs_uniform.CLAIM, values)
+    finding = planned_vs_uniform.judge(results)
+    assert finding.verdict == verdict
+    assert len(finding.table.rows) == 3 * 6
+    assert planned_vs_uniform.figure(results).to_dict()
+
+
+def test_one_seed_shows_nothing():
+    results = _results(planned_vs_uniform.CLAIM, _planned(0.5), seeds=(0,))
+    assert planned_vs_uniform.judge(results).verdict == "does not hold"
+
+
+def test_plans_are_chosen_by_the_other_seeds():
+    # The last seed's own lowest is b; the others prefer a, and so it gets a.
+    losses = {"a": [1.0, 1.0, 3.0], "b": [2.0, 2.0, 0.0]}
+    assert adaptive.chosen_plans(losses) == ["b", "b", "a"]
+    assert adaptive.chosen_plans({"a": [1.0], "b": [2.0]}) == ["a"]
+
+
+def test_the_worth_of_adapting_by_hand():
+    here = {"a": [1.0, 1.1, 1.2], "b": [1.5, 1.7, 1.6]}
+    there = {"a": [5.0, 5.0, 5.0], "b": [4.0, 4.0, 4.0]}
+    gap = adaptive.worth(here, there, 0.95)
+    assert gap.mean == pytest.approx((0.5 + 0.6 + 0.4) / 3)
+    assert gap.positive
+    assert adaptive.worth(here, here, 0.95).mean == 0
+
+
+def _adaptive(best):
+    """Each condition has a best plan, 1 below the others."""
+
+    def values(trial):
+        p = trial.parameters
+        mine = p["plan"] == best.get(p["condition"], "8 × 4")
+        return {"loss": 5.0 + trial.seed / 10 + (0.0 if mine else 1.0 + trial.seed / 100)}
+
+    return values
+
+
+@pytest.mark.parametrize(
+    ("best", "verdict"),
+    [
+        ({}, "does not hold"),
+        ({"4-gram": "2 × 16"}, "holds in part"),
+        ({"4-gram": "2 × 16", "text, 8 tokens": "wide first"}, "holds"),
+    ],
+)
+def test_adapting(best, verdict):
+    results = _results(adaptive.CLAIM, _adaptive(best))
+    finding = adaptive.judge(results)
+    assert finding.verdict == verdict
+    assert {row[0] for row in finding.table.rows} == {"length", "task"}
+    assert adaptive.figure(results).to_dict()
+
+
+def _reduced(paper, wider, spread=0.5):
+    gains = {query_free.PAPER: paper, query_free.WIDER: wider, query_free.SPREAD: spread}
+
+    def values(trial):
+        loss = 4.0 * (1 + gains.get(trial.name, 0.0) + trial.seed / 10_000 * (trial.seed > 1))
+        loss = 4.0 if trial.name == query_free.FULL else loss
+        return {
+            "steps": [5, 10], "losses": [6.0, loss], "loss": loss, "diverged": False,
+            "attn_params": 400 if trial.name == query_free.FULL else 300, "total_params": 1200,
+        }  # fmt: skip
+
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        (_reduced(0.004, -0.02), "holds"),
+        (_reduced(0.004, 0.02), "holds in part"),
+        (_reduced(0.02, -0.02), "holds in part"),
+        (_reduced(0.02, 0.02, spread=0.0), "holds in part"),
+        (_reduced(0.02, 0.02), "does not hold"),
+    ],
+)
+def test_query_free(values, verdict):
+    results = _results(query_free.CLAIM, values)
+    finding = query_free.judge(results)
+    assert finding.verdict == verdict
+    assert "25%" in finding.reasons[2]
+    assert query_free.figure(results).to_dict()
+
+
+def test_query_free_says_when_the_spread_is_too_wide():
+    def values(trial):
+        loss = 4.0 if trial.name == query_free.FULL else 4.0 + (trial.seed - 1) / 2
+        return {**_reduced(0.0, 0.0)(trial), "loss": loss}
+
+    finding = query_free.judge(_results(query_free.CLAIM, values))
+    assert finding.verdict == "holds in part"
+    assert query_free.PAPER in finding.reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("diverged", "losses", "expected"),
+    [
+        (False, [6.0, 4.0, 3.0], True),
+        (True, [6.0, 4.0, 3.0], False),
+        (True, [], False),
+        (False, [6.0, 3.0, 3.3], False),  # rose again
+        (False, [6.0, 5.9, 5.8], False),  # never better than frequencies
+    ],
+)
+def test_stability(diverged, losses, expected):
+    values = {"diverged": diverged, "losses": losses, "frequency_loss": 5.0}
+    assert query_free_decay.stable(values) is expected
+
+
+def _decaying(unstable):
+    def values(trial):
+        p = trial.parameters
+        bad = (p["model"], p["course"]["weight_decay"]) in unstable and trial.seed == 1
+        return {"stable": not bad, "loss": 3.0 + trial.seed + bad}
+
+    return values
+
+
+@pytest.mark.parametrize(
+    ("unstable", "verdict"),
+    [
+        ({("full", 0.03125)}, "holds"),
+        (set(), "holds in part"),
+        ({("full", 0.0), ("W_Q = I", 0.0)}, "does not hold"),
+        ({("W_Q = I", 0.03125)}, "does not hold"),
+        ({("full", 0.1)}, "cannot be tested here"),
+    ],
+)
+def test_query_free_decay(unstable, verdict):
+    results = _results(query_free_decay.CLAIM, _decaying(unstable))
+    assert query_free_decay.judge(results).verdict == verdict
+    assert query_free_decay.figure(results).to_dict()

@@ -1,0 +1,94 @@
+"""Result files: found by their trial, refused when they hold something else."""
+
+import dataclasses
+import json
+
+import pytest
+
+from headwise.reproduce.claim import ReproduceError, Trial
+from headwise.reproduce.store import Store
+from headwise.reproduce.worker import Outcome
+
+DONE = Outcome({"y": 3}, 1.25, (("python", "3.11.1"),), 2)
+FAILED = Outcome(None, 0.5, error="ValueError: no", trace=("a.py:3 f",))
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "run")
+    store.begin("quick", {"toy": 2})
+    return store
+
+
+def test_a_result_is_found_again_by_its_trial_and_version(store, toy):
+    trial = Trial("toy", "a", 1, {"widths": (2, 3)})
+    assert store.stored(toy.CLAIM, trial) is None
+    store.put(toy.CLAIM, trial, DONE)
+    found = store.stored(toy.CLAIM, trial)
+    assert found.result.values == {"y": 3}
+    assert (found.result.seconds, found.cores) == (1.25, 2)
+    for other in (
+        dataclasses.replace(trial, seed=2),
+        dataclasses.replace(trial, name="b"),
+        dataclasses.replace(trial, parameters={"widths": (2, 5)}),
+    ):
+        assert store.stored(toy.CLAIM, other) is None
+    newer = dataclasses.replace(toy.CLAIM, version=2)
+    assert store.stored(newer, trial) is None
+    # The expected cost is for the clock and decides nothing.
+    assert store.stored(toy.CLAIM, dataclasses.replace(trial, cost=9.0)) is not None
+
+
+def test_a_failure_is_kept_until_the_trial_succeeds(store, toy):
+    trial = Trial("toy", "a", 1)
+    store.put(toy.CLAIM, trial, FAILED)
+    assert store.stored(toy.CLAIM, trial) is None
+    assert store.failure(toy.CLAIM, trial).error == "ValueError: no"
+    store.put(toy.CLAIM, trial, DONE)
+    assert store.failure(toy.CLAIM, trial) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"values": {"y": 3}, "seconds": 1}'])
+def test_a_damaged_result_counts_as_missing(store, toy, damage):
+    trial = Trial("toy", "a", 1)
+    store.put(toy.CLAIM, trial, DONE)
+    (path,) = (store.folder / "trials" / "toy").iterdir()
+    path.write_text(damage)
+    assert store.stored(toy.CLAIM, trial) is None
+
+
+def test_a_result_under_another_trials_name_counts_as_missing(store, toy):
+    one, other = Trial("toy", "a", 1), Trial("toy", "a", 2)
+    store.put(toy.CLAIM, one, DONE)
+    (path,) = (store.folder / "trials" / "toy").iterdir()
+    path.rename(path.with_name(f"{other.key(1)}.json"))
+    assert store.stored(toy.CLAIM, other) is None
+
+
+def test_a_folder_keeps_its_size_and_its_seeds_only_grow(store):
+    run = store.begin("quick", {"toy": 1, "new": 3})
+    assert run.seeds == {"toy": 2, "new": 3}
+    with pytest.raises(ReproduceError, match="holds a quick run, but a full one"):
+        store.begin("full", {"toy": 1})
+
+
+def test_folders_that_are_not_ours_are_refused(tmp_path):
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(ReproduceError, match="holds no results of reproduce"):
+        Store(tmp_path).begin("quick", {})
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+    for text in ("{", "{}", json.dumps({"format": "x", "version": 1, "size": "quick"})):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(ReproduceError, match=r"run\.json is not a run"):
+            Store(tmp_path).run()
+
+
+def test_a_second_runner_is_refused_until_the_first_ends(store):
+    with (
+        store.alone(),
+        pytest.raises(ReproduceError, match="Another run is at work"),
+        store.alone(),
+    ):
+        pass
+    with store.alone():
+        pass
