@@ -64,7 +64,7 @@ def place(tmp_path_factory):
 def words(place, out, *more):
     where = (place / "cut", "--against", place / "model", "--text", place / "text.txt", "-o", out)
     sizes = ("--tokens", "6400", "--length", "32", "--batch-size", "8", "--save-every", "5")
-    return [str(w) for w in ("recover", *where, *sizes, "--lr", "0.003", *more)]
+    return [str(w) for w in ("recover", *where, *sizes, "--lr", "0.03", *more)]
 
 
 def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place, tmp_path):
