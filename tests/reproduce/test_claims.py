@@ -34,7 +34,7 @@ def test_every_claim_ends_as_it_must_at_toy_size(quick):
         assert claim["missing"] == 0, claim["failures"]
         allowed = claims()[claim["id"]].quick_verdicts
         assert not allowed or claim["verdict"] in allowed, claim["measured"]
-        assert claim["verdict"] not in ("not finished", "cannot be tested here")
+        assert claim["verdict"] != "not finished"
         assert (quick / claim["figure"]).read_text().startswith("<svg")
         assert claim["table"]["rows"]
 

@@ -12,9 +12,9 @@ from headwise.reproduce import (
     saturation_width,
     student_head,
 )
+from headwise.reproduce.answers import larger, verdict
 from headwise.reproduce.attention_rows import Fall, doubled, exponents, fall_verdict
 from headwise.reproduce.claim import Result, Results
-from headwise.reproduce.statistics import Difference
 
 SEEDS = (0, 1, 2)
 
@@ -37,6 +37,7 @@ def _rows(trial, power, lengths=(4, 8, 16), layers=3, heads=2):
         "score_exponents": [[0.1] * heads] * layers,
         "untrained_exponent": -1.0,
         "loss": 2.0,
+        "frequency_loss": 5.0,
     }
 
 
@@ -53,7 +54,12 @@ def test_saturation_by_length(power, verdict):
 
 @pytest.mark.parametrize(
     ("powers", "verdict"),
-    [((-1.2, -1.1), "holds"), ((-1.2, -0.5), "holds in part"), ((-1.2, 0.1), "does not hold")],
+    [
+        ((-1.2, -1.1), "holds"),
+        ((-1.2, -0.5), "holds in part"),
+        ((-1.2, 0.1), "holds in part"),
+        ((0.2, 0.1), "does not hold"),
+    ],
 )
 def test_saturation_by_width(powers, verdict):
     by_width = dict(zip((4, 16), powers, strict=True))
@@ -64,9 +70,34 @@ def test_saturation_by_width(powers, verdict):
 
 
 def test_a_single_seed_decides_nothing_for_certain():
-    one = Fall((0.5,), (0.1,), (-2.0,))
-    assert fall_verdict([one]) == "holds in part"
-    assert one.drop == Difference(0.4, -np.inf, np.inf)
+    assert fall_verdict([Fall((0.5,), (0.1,), (-2.0,))]) == "cannot be tested here"
+
+
+def test_answers():
+    assert larger([2.0, 2.1, 2.2], [1.0, 1.2, 1.1]) == "yes"
+    assert larger([2.0, 2.1, 2.2], [2.0, 2.1, 2.21]) == "no"  # as good as equal
+    assert larger([1.0, 1.2, 1.1], [2.0, 2.1, 2.2]) == "no"
+    assert larger([2.0, 2.1, 2.2], [1.0, 3.0, 1.5]) == "open"
+    assert larger([2.0], [1.0]) == "open"
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["yes", "yes"], "holds"),
+        (["yes", "no"], "holds in part"),
+        (["yes", "open"], "holds in part"),
+        (["no", "open"], "does not hold"),
+        (["open", "open"], "cannot be tested here"),
+    ],
+)
+def test_verdicts(answers, expected):
+    assert verdict(answers) == expected
+
+
+def test_models_that_learned_nothing_say_nothing():
+    results = _results(saturation_width.CLAIM, lambda t: _rows(t, -1.1) | {"loss": 4.95})
+    assert saturation_width.judge(results).verdict == "cannot be tested here"
 
 
 def test_exponents_of_pure_powers():
@@ -188,6 +219,12 @@ def test_robustness_does_not_hold_when_most_are_weaker():
     scattered = {"uniform": rises["uniform"], "planned": {"noise": [0.0, 1.2, 3.0]}}
     (other,) = robustness.compared(scattered)
     assert other.answer == "undecided"
+
+
+def test_robustness_with_one_seed_cannot_be_tested():
+    trials = robustness.CLAIM.trials("quick", (0,))
+    results = Results("quick", tuple(Result(t, _robust({})(t), 1.0) for t in trials))
+    assert robustness.judge(results).verdict == "cannot be tested here"
 
 
 def test_full_size_has_the_pretrained_models():

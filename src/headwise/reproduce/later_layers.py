@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headwise.reproduce.answers import Answer, counted, larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
-from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.pretrained import NAME, TEXT
 from headwise.reproduce.saturation_length import THIRDS, third_of
-from headwise.reproduce.statistics import Difference, paired_difference, summary
+from headwise.reproduce.statistics import summary
 
 if TYPE_CHECKING:
     from headwise.report.charts import Chart
@@ -127,9 +128,9 @@ def _trained(trial: Trial) -> Material:
 def judge(results: Results) -> Finding:
     """Each model and share asks: is late cheaper than early, is width cheaper than heads?
 
-    Holds: all answers are yes by more than the spread. Does not hold: none is.
+    The verdict is that of `answers`: a difference within the spread leaves the question open.
     """
-    answers: dict[str, list[Difference]] = {"depth": [], "width": []}
+    answers: dict[str, list[Answer]] = {"depth": [], "width": []}
     sentences = []
     for name in results.names:
         groups = results.named(name)[0].values["groups"]
@@ -139,29 +140,23 @@ def judge(results: Results) -> Finding:
                 np.mean([_rises(results, name, t, way, kept) for t in THIRDS], axis=0).tolist()
                 for way in ("width", "heads")
             ]
-            later = paired_difference(early, late)
-            wider = paired_difference(ways[1], ways[0])
+            later = larger(early, late)
+            wider = larger(ways[1], ways[0])
             answers["depth"].append(later)
             answers["width"].append(wider)
             sentences.append(
                 f"{name}, {groups - kept} of {groups} cut: early {summary(early)}, late "
-                f"{summary(late)}{_sure(later.positive or later.negative)}; by width "
+                f"{summary(late)}{_sure(later)}; by width "
                 f"{summary(ways[0])}, by heads {summary(ways[1])}"
-                f"{_sure(wider.positive or wider.negative)}."
+                f"{_sure(wider)}."
             )
-    every = [a.positive for each in answers.values() for a in each]
-    verdict: Verdict = "holds in part"
-    if all(every):
-        verdict = "holds"
-    elif not any(every):
-        verdict = "does not hold"
-    counts = {k: _counted(v) for k, v in answers.items()}
+    counts = {k: counted(v) for k, v in answers.items()}
     return Finding(
-        verdict,
+        verdict([a for each in answers.values() for a in each]),
         "Rise of the loss in nats per token. " + " ".join(sentences),
         (
             f"Is late cheaper than early: {counts['depth']}. Is width cheaper than heads: "
-            f"{counts['width']}. A difference within the spread does not count as one.",
+            f"{counts['width']}.",
             "No cut is refitted or trained after; early and late are compared by width cuts, "
             "width and heads by the mean over the thirds.",
         ),
@@ -214,13 +209,8 @@ def _rises(results: Results, name: str, third: str, way: str, kept: int) -> list
     ]
 
 
-def _counted(answers: list[Difference]) -> str:
-    yes, no = (sum(getattr(a, side) for a in answers) for side in ("positive", "negative"))
-    return f"yes {yes}, no {no}, within the spread {len(answers) - yes - no}"
-
-
-def _sure(certain: bool) -> str:
-    return "" if certain else " (within the spread)"
+def _sure(answer: Answer) -> str:
+    return " (within the spread)" if answer == "open" else ""
 
 
 CLAIM = Claim(

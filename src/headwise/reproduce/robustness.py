@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from headwise.reproduce.answers import MARGIN
 from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
 from headwise.reproduce.pretrained import NAME, TEXT
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from headwise.report.charts import Chart
 
 SHARE = 0.75  # of the dense model's attention parameters
-MARGIN = 0.1  # of the baseline's rise: less than that is called equal
 TRAINED: dict[Size, dict[str, Any]] = {
     "quick": {
         "d_model": 32, "heads": 4, "layers": 2, "context": 32, "vocab": 400,
@@ -84,7 +84,7 @@ def judge(results: Results) -> Finding:
     """As robust: the 95% interval of the difference lies below a tenth of the baseline's rise.
 
     Weaker: above 0 by more than the spread, and by more than that tenth. Holds when all are as
-    robust, does not hold when most are weaker.
+    robust, does not hold when most are weaker, cannot be tested when all lie within the spread.
     """
     rises = _rises(results)
     found = compared(rises)
@@ -94,6 +94,8 @@ def judge(results: Results) -> Finding:
         verdict = "holds"
     elif count["weaker"] > len(found) / 2:
         verdict = "does not hold"
+    elif count["undecided"] == len(found):
+        verdict = "cannot be tested here"
     weak = [
         f"{c.model} under {c.condition} ({c.difference:+.2g})"
         for c in found

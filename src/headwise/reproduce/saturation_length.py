@@ -28,7 +28,7 @@ from headwise.reproduce.statistics import summary
 if TYPE_CHECKING:
     from headwise.report.charts import Chart
 
-WINDOWS: dict[Size, tuple[int, int]] = {"quick": (2, 256), "full": (16, 1024)}
+WINDOWS: dict[Size, tuple[int, int]] = {"quick": (6, 128), "full": (16, 1024)}
 THIRDS = ("early", "middle", "late")
 
 
@@ -161,5 +161,5 @@ CLAIM = Claim(
     judge=judge,
     figure=figure,
     # Scores of trained models are far from bounded: 1/L is out of reach at any size.
-    quick_verdicts=("holds in part", "does not hold"),
+    quick_verdicts=("holds in part", "does not hold", "cannot be tested here"),
 )

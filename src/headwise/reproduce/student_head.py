@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headwise.reproduce.answers import Answer, counted, larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
-from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.pretrained import NAME, TEXT
-from headwise.reproduce.statistics import Summary, paired_difference, summary
+from headwise.reproduce.statistics import Summary, summary
 
 if TYPE_CHECKING:
     from headwise.report.charts import Chart
@@ -118,25 +119,19 @@ def run(trial: Trial) -> Values:
 
 def judge(results: Results) -> Finding:
     """Three questions, early and late: does tuning help, does the SVD start, is 4 wide enough."""
-    answers: list[bool] = []
+    answers: list[Answer] = []
     reasons: list[str] = []
     narrowest = min(results.items[0].trial.parameters["widths"])
     for depth in LAYERS[results.size]:
         start, tuned, chance = (_mean_error(results, depth, m) for m in METHODS)
-        last = summary(_numbers(results, depth, METHODS[1], narrowest, "error"))
-        helps = paired_difference(start, tuned)
-        better = paired_difference(chance, tuned)
-        answers += [helps.positive, better.positive, last.mean <= FOLLOWS]
+        last = _numbers(results, depth, METHODS[1], narrowest, "error")
+        helps, better = larger(start, tuned), larger(chance, tuned)
+        answers += [helps, better, larger([FOLLOWS] * len(last), last)]
         reasons.append(
             f"In {depth} layers fine-tuning takes the mean error over widths from {summary(start)} "
-            f"to {summary(tuned)}{_within(helps.positive)}; a random start ends at "
-            f"{summary(chance)}{_within(better.positive)}."
+            f"to {summary(tuned)}{_within(helps)}; a random start ends at "
+            f"{summary(chance)}{_within(better)}."
         )
-    verdict: Verdict = "holds in part"
-    if all(answers):
-        verdict = "holds"
-    elif not any(answers):
-        verdict = "does not hold"
     removed = {d: summary(_removed(results, d)) for d in LAYERS[results.size]}
     shown = "; ".join(
         f"{depth} {summary(_numbers(results, depth, METHODS[1], narrowest, 'error'))} (loss "
@@ -146,10 +141,11 @@ def judge(results: Results) -> Finding:
     )
     reasons.append(
         f"A student follows well when its squared error is at most {FOLLOWS:g} of the head's "
-        "squared output on new text. Differences are paired over seeds, 95%."
+        "squared output on new text. The questions (does tuning help, does the SVD start, does "
+        f"{narrowest} wide follow; early and late) are answered: {counted(answers)}."
     )
     return Finding(
-        verdict,
+        verdict(answers),
         f"Error of the fine-tuned {narrowest}-wide student: {shown}.",
         tuple(reasons),
         _table(results),
@@ -225,8 +221,8 @@ def _removed(results: Results, depth: str) -> list[float]:
     ]
 
 
-def _within(certain: bool) -> str:
-    return "" if certain else " (within the spread)"
+def _within(answer: Answer) -> str:
+    return " (within the spread)" if answer == "open" else ""
 
 
 def _signed(numbers: Summary) -> str:
