@@ -25,6 +25,7 @@ import transformers  # noqa: F401
 import headwise.cli.training_view as views
 from headwise.cli import main
 from headwise.compress import run  # noqa: F401
+from headwise.report import report  # noqa: F401
 from headwise.training.loop import Observer
 
 
@@ -82,7 +83,7 @@ def killed_life(words, folder, progress, rng, usual):
     """One life that is to be killed: how far the work had come by then; None if it finished."""
     before = set(folder.glob(progress))
     pieces = rng.randint(0, 2)
-    pause = rng.uniform(0, 0.1 if pieces else 0.4) * usual
+    pause = rng.uniform(0, 0.05 if pieces else 0.25) * usual
     child, status = life(words, folder), None
     while status is None and len(set(folder.glob(progress)) - before) < pieces:
         time.sleep(0.001)

@@ -51,7 +51,8 @@ def quiet_and_at_home(browser, home):
 
 def downloaded(browser):
     end = time.monotonic() + 60
-    while not (found := list(browser.downloads.glob("plan*.json"))):
+    # The name is there before its content is.
+    while not (found := [p for p in browser.downloads.glob("plan*.json") if p.stat().st_size]):
         assert time.monotonic() < end
         time.sleep(0.05)
     text = found[0].read_text()
