@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwise.artifacts import write_text
+from headwise.report import charts  # noqa: F401  (first: it says what to install for charts)
 from headwise.report.compare_report import comparison_page
 from headwise.report.cut_report import cut_page
 from headwise.report.profile_report import profile_page
