@@ -27,7 +27,9 @@ def load(folder, name):
 
 
 def request(subject, plan, **settings):
-    return Request(str(subject.path), subject.profile, plan, CutSettings(batch=3, **settings))
+    three = 3 * subject.profile.ids.shape[1]
+    settings = CutSettings(batch_tokens=three, **settings)
+    return Request(str(subject.path), subject.profile, plan, settings)
 
 
 def test_a_full_rank_cut_is_the_identity(subject, any_family, tmp_path):

@@ -18,7 +18,9 @@ RANK = 3
 
 
 def request(subject, plan, **settings):
-    return Request(str(subject.path), subject.profile, plan, CutSettings(batch=3, **settings))
+    three = 3 * subject.profile.ids.shape[1]
+    settings = CutSettings(batch_tokens=three, **settings)
+    return Request(str(subject.path), subject.profile, plan, settings)
 
 
 def low_rank(model):

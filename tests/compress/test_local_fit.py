@@ -20,7 +20,7 @@ PLACE = 1
 
 
 class Bench:
-    """A cut layer in its stream, with the inputs and the dense attention outputs."""
+    """A cut layer in its stream, with its inputs and the dense layer's outputs."""
 
     def __init__(self, dense, batches=13):
         rng = np.random.default_rng(3)
@@ -31,10 +31,8 @@ class Bench:
         self.dense, self.plan = dense, dense.plan(0.6)
         self.weights = self.stream.weights(self.stream.load(PLACE))
         whole = self.planned(dense.profile.plan, self.weights)
-        from headwise.compress.attended import outputs
-
         with torch.no_grad():
-            targets, _ = outputs(self.stream, whole, PLACE, self.stream.first)
+            targets = [self.stream.run(whole, PLACE, h, b) for b, h in enumerate(self.stream.first)]
         self.pairs = list(zip(self.stream.first, targets, strict=True))
 
     def planned(self, plan, weights):
@@ -143,7 +141,7 @@ def test_a_direction_that_never_occurred_stays_where_it_was():
 
 def test_the_record_says_what_ridge_and_fit_did(subject, tmp_path):
     dense = subject("llama")
-    settings = CutSettings(batch=1, fit=3)
+    settings = CutSettings(batch_tokens=13, fit=3)
     ids = np.random.default_rng(8).integers(4, 53, (9, 13))
     profile = replace(dense.profile, tensors={**dense.profile.tensors, "ids": ids})
     record = compress(Request(str(dense.path), profile, dense.plan(0.6), settings), tmp_path / "o")

@@ -230,6 +230,18 @@ def test_loss_targets_at_the_ends():
         least_fit(task, 0.0, "attn_params", share(0.5))
 
 
+@pytest.mark.parametrize("policy", ["sensitivity", "uniform", "linear", "energy"])
+def test_nothing_is_dropped_where_no_limit_binds(policy):
+    unused = make_task(rules=FitRules(multiple_of=8))
+    for layer in unused.sensitivity:
+        for head in layer:
+            for part in (head.planes, head.vo):
+                part[1:] = 0.0  # directions the text never used
+    task = Task(unused.template, unused.sensitivity, unused.rules, policy, unused.sensitivity)
+    for budget in (Budget(), share(1.0), share(1.0, "kv_bytes")):
+        assert fit(task, budget).plan.layers == unused.template.layers
+
+
 def test_what_cannot_be_is_one_sentence():
     with pytest.raises(BudgetError, match="smallest allowed plan costs"):
         fit(make_task(), share(0.01))

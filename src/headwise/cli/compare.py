@@ -12,6 +12,7 @@ import typer
 from headwise.cli import calibration as calibration_cli
 from headwise.cli import recover as recover_cli
 from headwise.cli.console import ForceFlag, JsonFlag, command_line, say, show, table
+from headwise.cli.report import report_beside
 from headwise.compress.recipes.catalogue import METHODS, RECOVERED, CompareSettings
 from headwise.compress.settings import CutSettings
 from headwise.errors import HeadwiseError, did_you_mean
@@ -159,6 +160,7 @@ def _compared(work: _Work, folder: ComparisonFolder) -> dict[str, Any]:
         document = run(job, folder, tick=progress.update)
     _draw(document, folder)
     say(f"Wrote {folder.result}.")
+    report_beside(folder.path)
     return document
 
 

@@ -30,33 +30,20 @@ def before_output(
     stream: LayerStream, layer: nn.Module, i: int, hidden: Tensor, batch: int
 ) -> Tensor:
     """What enters the output projection; the rest of the layer is not run."""
-    return _reached(stream, layer, i, hidden, batch)[0]
-
-
-def attention_output(
-    stream: LayerStream, layer: nn.Module, i: int, hidden: Tensor, batch: int
-) -> Tensor:
-    """What leaves the output projection; the rest of the layer is not run."""
-    return _reached(stream, layer, i, hidden, batch)[1]
-
-
-def attention_of(layer: nn.Module) -> HeadwiseAttention:
-    """The planned attention in a layer."""
-    return next(m for m in layer.modules() if isinstance(m, HeadwiseAttention))
-
-
-def _reached(
-    stream: LayerStream, layer: nn.Module, i: int, hidden: Tensor, batch: int
-) -> tuple[Tensor, Tensor]:
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[Tensor] = []
 
     def stop(module: Any, args: Any, output: Any) -> None:
-        found.append((args[0], output))
+        found.append(args[0])
         raise _Reached
 
     with _hooked(attention_of(layer).o_proj, stop), suppress(_Reached):
         stream.run(layer, i, hidden, batch)
     return found[0]
+
+
+def attention_of(layer: nn.Module) -> HeadwiseAttention:
+    """The planned attention in a layer."""
+    return next(m for m in layer.modules() if isinstance(m, HeadwiseAttention))
 
 
 @contextmanager

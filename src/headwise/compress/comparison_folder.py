@@ -6,6 +6,7 @@ DIR/inputs.json               model, texts and settings; another comparison is r
           svd-llm@75pct.json  one recipe at one budget, written when it is finished
     work/                     measurements and models in the making; gone at the end
     compare.json, pareto.*    the result
+    report.html               the same as a page
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from headwise.plan import Limit
 
 RESULT = "compare.json"
 CHARTS = ("pareto.html", "pareto.svg", "pareto.png")
-_OURS = frozenset({"inputs.json", "profile", "profile.partial", "cells", "work", RESULT, *CHARTS})
+REPORT = "report.html"
+_OURS = frozenset(
+    {"inputs.json", "profile", "profile.partial", "cells", "work", RESULT, REPORT, *CHARTS}
+)
 # May be filled in by a later run: cells without recovery do not depend on it.
 _LATER = ("recover", "profile_sha256")
 

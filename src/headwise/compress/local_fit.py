@@ -1,11 +1,19 @@
-"""The cut projections of one layer fitted to what the dense layer's attention gave.
+"""The cut projections of one layer fitted to what the dense model has after this layer.
 
-    hidden (cut layers before) ─► q, k, v of the kept directions ─► o  ≈  the dense output
+    cut layers before ─► h ─┬─ q, k, v, o of the kept directions ─ + ─ MLP as it was ─ + ─►  ≈ H
+    dense layers before ─► the dense layer ──────────────────────────────────────────────►   H
 
-The ridge regression of W_O is exact but can only mix what the kept directions carry. Moving all
-four projections a little also mends the attention pattern and what the values read. Only this
-layer is run, never the layers after it: nothing is trained from end to end. The loop is the one
-that trains models; its rate is a share of each matrix's size.
+The ridge regression of W_O is exact but can only mix what the kept directions carry, and repeats
+what the dense attention did. Moving all four projections a little also mends the attention pattern
+and what the values read; and aiming behind the MLP, at the dense model's own states, also takes
+back part of what the layers before have lost. (Measured on SmolLM2 at 50%: aiming at the
+attention's output gives ×1.49 with 98k tokens, at the layer's output ×1.40 with 32k.) The error
+is a share of each token's own square, since norms divide by it and a few tokens are a thousand
+times as long as the rest.
+
+Only this layer is run, never the layers after it: nothing is trained from end to end, and nothing
+but its attention is changed. The loop is the one that trains models; its rate is a share of each
+matrix's size.
 
 Some batches are kept aside. If the fit does not lower their error, too, it is thrown away.
 """
@@ -22,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.compress.attended import attention_of, attention_output
+from headwise.compress.attended import attention_of
 from headwise.compress.settings import CutSettings
 from headwise.nn.attention_headwise import PROJECTIONS
 from headwise.nn.backbones_headwise import Weights
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
 LEAST_BATCHES = 8  # of fewer, none is kept aside
 CHECK_EVERY = 12  # one batch of so many is kept aside
 PASSES = 2  # over the calibration text, unless steps are asked for
-Pairs = Sequence[tuple[Tensor, Tensor]]  # inputs of the cut layer, outputs of the dense attention
+Pairs = Sequence[tuple[Tensor, Tensor]]  # inputs of the cut layer, outputs of the dense one
 
 
 def kept_aside(batches: int) -> range:
@@ -81,7 +89,7 @@ def fitted(
     for rate in rules.rates:
         # A fit that runs away is one that does not pay.
         with contextlib.suppress(DivergenceError):
-            _train(_Attended(stream, layer, i), order, rules.steps, rate)
+            _train(_Layer(stream, layer, i), order, rules.steps, rate)
             after = _error(stream, layer, i, pairs, aside)
             if after < before:
                 seen["rate"], seen["unseen_error"]["after"] = rate, after
@@ -92,8 +100,8 @@ def fitted(
     return None, seen
 
 
-class _Attended(nn.Module):
-    """A layer up to the output of its attention."""
+class _Layer(nn.Module):
+    """A layer in its place, of which only the attention's projections are trained."""
 
     def __init__(self, stream: LayerStream, layer: nn.Module, i: int) -> None:
         super().__init__()
@@ -102,9 +110,9 @@ class _Attended(nn.Module):
             parameter.requires_grad_()
 
     def forward(self, hidden: Tensor, batch: int) -> Tensor:
-        return attention_output(self.stream, self.layer, self.place, hidden, batch)
+        return self.stream.run(self.layer, self.place, hidden, batch)
 
-    def train(self, mode: bool = True) -> _Attended:
+    def train(self, mode: bool = True) -> _Layer:
         """Stay in evaluation mode: dropout has no place in a fit to exact targets."""
         return super().train(False)
 
@@ -126,12 +134,16 @@ class _Order:
 
 
 def _loss(model: nn.Module, batch: Any, /) -> tuple[Tensor, Mapping[str, Tensor]]:
-    target = batch["target"].float()
-    missed = model(batch["hidden"], int(batch["batch"][0])).float() - target
-    return missed.square().sum() / target.square().sum().clamp_min(1e-30), {}
+    return _missed(model(batch["hidden"], int(batch["batch"][0])), batch["target"]).mean(), {}
 
 
-def _train(model: _Attended, order: _Order, steps: int, rate: float) -> None:
+def _missed(found: Tensor, target: Tensor) -> Tensor:
+    """Each token's squared error, as a share of what it should be."""
+    target = target.float()
+    return (found.float() - target).square().sum(-1) / target.square().sum(-1).clamp_min(1e-30)
+
+
+def _train(model: _Layer, order: _Order, steps: int, rate: float) -> None:
     device: Any = model.stream.device.type
     settings = TrainSettings(
         steps=steps,
@@ -159,13 +171,9 @@ def _processes(device: Any) -> Accelerator:
 def _error(
     stream: LayerStream, layer: nn.Module, i: int, pairs: Pairs, batches: Sequence[int]
 ) -> float:
-    """Squared error over these batches, as a share of the dense output's square."""
-    missed = power = 0.0
-    for b in batches:
-        hidden, target = pairs[b]
-        missed += float((attention_output(stream, layer, i, hidden, b) - target).square().sum())
-        power += float(target.square().sum())
-    return missed / power if power else 0.0
+    """The mean over the tokens of these batches."""
+    missed = [_missed(stream.run(layer, i, pairs[b][0], b), pairs[b][1]) for b in batches]
+    return float(torch.cat([m.flatten() for m in missed]).mean())
 
 
 def _projections(layer: nn.Module) -> dict[str, nn.Parameter]:

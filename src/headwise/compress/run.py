@@ -61,7 +61,8 @@ def _cut(
 ) -> dict[str, Any]:
     store = LayerStore(partial, _key(request))
     ids = torch.from_numpy(request.profile.ids)
-    batches = [{"input_ids": rows} for rows in torch.split(ids, request.settings.batch)]
+    together = max(1, request.settings.batch_tokens // ids.shape[1])
+    batches = [{"input_ids": rows} for rows in torch.split(ids, together)]
     checkpoint = Checkpoint.open(local_folder(request.model))
     stream = LayerStream(checkpoint, batches, dtype=torch.float32)
     cut_layers(CutJob(stream, request.profile, request.plan, request.settings, store), tick)

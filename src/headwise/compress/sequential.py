@@ -1,7 +1,9 @@
 """The layers cut one after another, each fitted to what the cut layers before it really send.
 
-    dense stream   h ─► layer 0 ─► layer 1 ─► …        gives the targets (attention outputs)
+    dense stream   h ─► layer 0 ─► layer 1 ─► …        gives the targets
     cut stream     h ─► cut 0   ─► cut 1   ─► …        gives the inputs
+
+The regression of W_O aims at the dense attention's output, the fit at the dense layer's.
 
 Only one layer is in memory at a time. A finished layer is saved at once; after a kill it is read
 back and only run, so the result is that of an undisturbed run.
@@ -43,6 +45,15 @@ class CutJob:
     store: LayerStore
 
 
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Of every batch: what enters the cut layer, and what left the dense attention and layer."""
+
+    inputs: list[Tensor]
+    attended: list[Tensor]
+    outputs: list[Tensor]
+
+
 @torch.no_grad()
 def cut_layers(job: CutJob, tick: Tick | None = None) -> None:
     """Put the cut projections of every layer into the job's store."""
@@ -51,12 +62,12 @@ def cut_layers(job: CutJob, tick: Tick | None = None) -> None:
     for i in stream:
         weights = stream.weights(stream.load(i))
         whole = stream.planned(i, job.profile.plan.layers[i], weights)
-        targets, dense = outputs(stream, whole, i, dense)
+        attended, dense = outputs(stream, whole, i, dense)
         del whole
         if not job.store.has(i):
-            made, record = _made(job, i, weights, list(zip(cut, targets, strict=True)))
+            made, record = _made(job, i, weights, _Batches(cut, attended, dense))
             job.store.put(i, _packed(made, _stored_dtype(stream, i)), record)
-        del targets
+        del attended
         if i < len(stream) - 1:
             # Read back, in the checkpoint's number format: what later layers will really get, and
             # what a resumed run sees too.
@@ -67,14 +78,11 @@ def cut_layers(job: CutJob, tick: Tick | None = None) -> None:
 
 
 def _made(
-    job: CutJob, i: int, weights: Weights, pairs: list[tuple[Tensor, Tensor]]
+    job: CutJob, i: int, weights: Weights, batches: _Batches
 ) -> tuple[Weights, dict[str, Any]]:
-    """The cut projections of layer `i`, and how well they reproduce the dense layer's output.
-
-    `pairs` are the inputs of the cut layer and the outputs of the dense attention.
-    """
+    """The cut projections of layer `i`, and how well they reproduce the dense layer."""
     made = cut_weights(job.profile, job.plan, i, weights)
-    sums = _sums(job, i, made, pairs)
+    sums = _sums(job, i, made, batches)
     folded = (sums[0] + sums[1]).error(*_output(made))
     record: dict[str, Any] = {"error": {"folded": folded}}
     # Nothing was lost so far: a refit could only add rounding.
@@ -82,27 +90,25 @@ def _made(
         return made, record
     if job.settings.refit:
         made = _refitted(job, made, sums, record)
-    rules = fit_rules(job.settings, len(pairs))
+    rules = fit_rules(job.settings, len(batches.inputs))
     if rules is not None:
         layer = job.stream.planned(i, job.plan.layers[i], made)
+        pairs = list(zip(batches.inputs, batches.outputs, strict=True))
         better, record["fit"] = fitted(job.stream, layer, i, pairs, rules)
-        if better is not None:
-            made = better
-            if job.settings.refit:
-                made = _refitted(job, made, _sums(job, i, made, pairs), record)
+        made = better or made
     return made, record
 
 
 def _sums(
-    job: CutJob, i: int, made: Weights, pairs: list[tuple[Tensor, Tensor]]
+    job: CutJob, i: int, made: Weights, batches: _Batches
 ) -> tuple[OutputRegression, OutputRegression]:
     """The regression's sums over the batches that are used, and over those kept aside."""
     layer = job.stream.planned(i, job.plan.layers[i], made)
     with_bias = "output" in made[1]
     sums = OutputRegression(with_bias), OutputRegression(with_bias)
-    aside = kept_aside(len(pairs))
-    for b, (hidden, target) in enumerate(pairs):
-        sums[b in aside].add(before_output(job.stream, layer, i, hidden, b), target)
+    aside = kept_aside(len(batches.inputs))
+    for b, (hidden, y) in enumerate(zip(batches.inputs, batches.attended, strict=True)):
+        sums[b in aside].add(before_output(job.stream, layer, i, hidden, b), y)
     return sums
 
 

@@ -16,14 +16,14 @@ class CutSettings:
     ridge: float | None = None  # pull of the refit towards the folded weights; None: chosen
     fit: int | None = None  # steps of layer-local fitting; None: two passes over the text
     fit_rates: tuple[float, ...] = (0.01, 0.0025)  # tried in turn; shares of each matrix's size
-    batch: int = 4  # sequences run together
+    batch_tokens: int = 2048  # of whole sequences run together: one step of the fit
     seed: int = 0  # of the order of batches in the fit
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or (self.ridge is not None and self.ridge < 0):
+        if self.batch_tokens < 1 or (self.ridge is not None and self.ridge < 0):
             raise HeadwiseError(
-                f"ridge must not be negative and batch must be at least 1, got {self.ridge} and "
-                f"{self.batch}."
+                f"ridge must not be negative and batch_tokens must be at least 1, got "
+                f"{self.ridge} and {self.batch_tokens}."
             )
         if min(self.fit_rates, default=0) <= 0 or (self.fit is not None and self.fit < 0):
             raise HeadwiseError(

@@ -84,7 +84,10 @@ def fit(task: Task, budget: Budget) -> Fit:
     """The policy's best plan within the budget; no budget means 100% of attention parameters."""
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
-    if task.policy in {"uniform", "linear"}:
+    if _within(task.template, budget, task.context):
+        # No limit binds: nothing is dropped, not even what the text never used.
+        widths, exact = {place: len(c.values) - 1 for place, c in _curves(task).items()}, True
+    elif task.policy in {"uniform", "linear"}:
         widths, exact = _scaled_widths(task, budget), True
     else:
         widths, found = _ready(task).best(budget)
@@ -96,8 +99,11 @@ def fit(task: Task, budget: Budget) -> Fit:
 
 @lru_cache(maxsize=32)
 def _ready(task: Task) -> Widths:
-    curves = width_curves(task.worth or task.sensitivity, task.rules)
-    return Widths(task.template, task.context, curves)
+    return Widths(task.template, task.context, _curves(task))
+
+
+def _curves(task: Task) -> dict[Place, WidthCurve]:
+    return width_curves(task.worth or task.sensitivity, task.rules)
 
 
 def least_fit(task: Task, max_loss: float, resource: Resource, budget: Budget) -> Fit:
