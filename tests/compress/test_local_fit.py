@@ -47,7 +47,7 @@ class Bench:
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_fit_lowers_the_error_on_batches_kept_aside(subject, name):
     bench = Bench(subject(name))
-    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(60, (0.03,)))
+    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(60, 0.03))
     assert made is not None
     assert seen["unseen_error"]["after"] < 0.97 * seen["unseen_error"]["before"]
     before = cut_weights(bench.dense.profile, bench.plan, PLACE, bench.weights)
@@ -55,27 +55,39 @@ def test_a_fit_lowers_the_error_on_batches_kept_aside(subject, name):
     assert all(not torch.equal(made[0][side], w) for side, w in before[0].items())
 
 
-def test_a_fit_that_runs_away_is_thrown_away(subject):
+def test_a_fit_that_runs_away_is_thrown_away(subject, monkeypatch):
+    monkeypatch.setattr(FitRules, "rates", lambda self, error: (30.0, 20.0))
     bench = Bench(subject("llama"))
-    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(9, (30.0,)))
+    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(9, 0.03))
     assert made is None
     assert seen["rate"] is None
 
 
-def test_the_first_rate_that_pays_is_taken(subject):
+def test_the_first_rate_that_pays_is_taken(subject, monkeypatch):
     bench = Bench(subject("llama"))
-    rules = FitRules(60, (30.0, 0.03, 0.02))
-    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, rules)
-    alone, _ = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(60, (0.03,)))
+
+    def at(*rates):
+        monkeypatch.setattr(FitRules, "rates", lambda self, error: rates)
+        return fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(60, 0.03))
+
+    (made, seen), (alone, _) = at(30.0, 0.03, 0.02), at(0.03)
     assert seen["rate"] == 0.03
     assert all(torch.equal(made[0][side], alone[0][side]) for side in made[0])
+
+
+def test_steps_are_shorter_where_little_is_missed():
+    rules = FitRules(9, 0.01)
+    assert rules.rates(0.5) == (0.01, 0.0025)
+    first, second = rules.rates(1e-4)
+    assert first == pytest.approx(1e-3)
+    assert second == first / 4
 
 
 def test_a_fit_depends_on_its_seed_only(subject):
     bench = Bench(subject("llama"))
 
     def once(seed):
-        rules = FitRules(5, (0.02,), seed)
+        rules = FitRules(5, 0.02, seed)
         made, _ = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, rules)
         return made[0]["query"]
 
@@ -86,7 +98,7 @@ def test_a_fit_depends_on_its_seed_only(subject):
 def test_few_batches_are_not_fitted():
     assert fit_rules(CutSettings(), batches=7) is None
     assert fit_rules(CutSettings(fit=0), batches=100) is None
-    assert fit_rules(CutSettings(fit=5), batches=100) == FitRules(5, CutSettings().fit_rates, 0)
+    assert fit_rules(CutSettings(fit=5), batches=100) == FitRules(5, CutSettings().fit_rate, 0)
     # Two passes over the batches that are not kept aside.
     assert fit_rules(CutSettings(), batches=96).steps == 2 * (96 - len(kept_aside(96))) == 176
     assert list(kept_aside(24)) == [6, 18]

@@ -15,7 +15,7 @@ class CutSettings:
     refit: bool = True  # refit W_O of each layer on the already cut layers before it
     ridge: float | None = None  # pull of the refit towards the folded weights; None: chosen
     fit: int | None = None  # steps of layer-local fitting; None: two passes over the text
-    fit_rates: tuple[float, ...] = (0.01, 0.0025)  # tried in turn; shares of each matrix's size
+    fit_rate: float = 0.01  # the fit's longest step, as a share of each matrix's size
     batch_tokens: int = 2048  # of whole sequences run together: one step of the fit
     seed: int = 0  # of the order of batches in the fit
 
@@ -25,10 +25,10 @@ class CutSettings:
                 f"ridge must not be negative and batch_tokens must be at least 1, got "
                 f"{self.ridge} and {self.batch_tokens}."
             )
-        if min(self.fit_rates, default=0) <= 0 or (self.fit is not None and self.fit < 0):
+        if self.fit_rate <= 0 or (self.fit is not None and self.fit < 0):
             raise HeadwiseError(
-                f"fit must be 0 or more steps at rates above 0, got {self.fit} and "
-                f"{list(self.fit_rates)}."
+                f"fit must be 0 or more steps at a rate above 0, got {self.fit} and "
+                f"{self.fit_rate}."
             )
 
     def to_dict(self) -> dict[str, Any]:
