@@ -38,4 +38,5 @@ def demo(
         force=force,
         as_json=as_json,
     )
+    say(f"Look at it: open {out / 'report.html'} in a browser.")
     say(f"Try it: headwise generate {out} --prompt 'The capital of France is'")

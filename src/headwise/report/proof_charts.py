@@ -74,7 +74,7 @@ def drift_chart(proof: Mapping[str, Any]) -> Figure | None:
                 "position:Q",
                 title="up to this position",
                 scale=alt.Scale(type="log", base=2, nice=False),
-                axis=alt.Axis(format="d"),
+                axis=alt.Axis(format="d", labelOverlap="greedy", labelSeparation=4),
             ),
             y=alt.Y("kl:Q", title="divergence, nats per token"),
             color=alt.Color(
