@@ -9,8 +9,10 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from headwise.cli import main
 from headwise.compress import bench
+from headwise.compress.comparison_folder import ComparisonFolder
 from headwise.data.text import read_source
 from headwise.data.tokens import trained_tokenizer
+from headwise.plan import Limit
 
 RECIPES = ["svd-llm", "clover", "magnitude", "energy", "head-pruning", "uniform", "headwise"]
 
@@ -106,7 +108,8 @@ def test_the_record_names_texts_seeds_and_versions(finished):
     assert all(t["dense_perplexity"] > 1 and t["tokens"] == 128 for t in document["texts"])
 
 
-def test_the_chart_is_drawn_and_the_work_is_gone(finished):
+def test_the_chart_and_the_page_are_drawn_and_the_work_is_gone(finished):
+    assert "svd-llm" in (finished / "report.html").read_text(encoding="utf-8")
     for name in ("pareto.html", "pareto.svg", "pareto.png"):
         assert (finished / name).stat().st_size > 1000
     assert "head-pruning" in (finished / "pareto.svg").read_text()
@@ -130,6 +133,17 @@ def test_a_finished_comparison_is_not_run_again_and_can_be_added_to(headwise, pl
     after = stamps(finished)
     assert set(after) - set(before) == {"clover@80pct.json"}
     assert all(after[name] == stamp for name, stamp in before.items())
+
+
+def test_our_cells_of_other_rules_are_not_todays(tmp_path):
+    """New defaults of the cut make our cells again; the rivals' stay."""
+    folder = ComparisonFolder(tmp_path, {"fit": 3})
+    folder.put("headwise@60%", {"method": "headwise", "cut": {"fit": 2}})
+    folder.put("headwise@80%", {"method": "headwise", "cut": {"fit": 3}})
+    folder.put("clover@60%", {"method": "clover"})
+    budgets = [Limit.parse("80%"), Limit.parse("60%")]
+    assert folder.missing(budgets, ["headwise"]) == [(budgets[1], "headwise")]
+    assert sorted(cell["method"] for cell in folder.cells()) == ["clover", "headwise"]
 
 
 def test_other_inputs_are_refused_without_force(headwise, place, finished):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,7 +84,7 @@ def compare(
     settings = CompareSettings(max_tokens=max_tokens, multiple_of=multiple_of)
     budgets, chosen = _budgets(keep), _methods(methods, recover)
     calibration, measured = _texts(text, held, other_text or [])
-    folder = ComparisonFolder(out)
+    folder = ComparisonFolder(out, CutSettings().to_dict())
     inputs = {
         "model": model,
         "text": calibration.sha256,
@@ -94,8 +93,6 @@ def compare(
         "length": length,
         "profile": None if profile is None else str(profile),
         "settings": asdict(settings),
-        # As JSON reads it back: tuples are lists. Cells of other defaults are not ours of today.
-        "cut": json.loads(json.dumps(CutSettings().to_dict())),
         "recover": recover,
     }
     folder.open(inputs, force=force)

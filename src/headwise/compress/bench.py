@@ -107,6 +107,8 @@ class Bench:
         except BudgetError as error:
             return {**found, "problem": str(error)}
         assert params <= amount, f"{method} went over its budget"
+        if method not in RIVALS:
+            found["cut"] = CutSettings().to_dict()
         if method == RECOVERED:
             found["recovery"] = self.job.recovery
         texts = [_scores(s, nll) for s, nll in zip(scores, self.reference, strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ _LATER = ("recover", "profile_sha256")
 
 @dataclass(frozen=True, slots=True)
 class ComparisonFolder:
-    """Where everything of a comparison is."""
+    """Where everything of a comparison is; `cut` says how our cells are made today."""
 
     path: Path
+    cut: Mapping[str, Any] | None = None
 
     @property
     def inputs(self) -> Path:
@@ -80,13 +81,13 @@ class ComparisonFolder:
         write_json(self.inputs, {**description, **found, **given})
 
     def cell(self, name: str) -> dict[str, Any] | None:
-        """A finished cell, if it is there and whole."""
-        return read_json(self._cell(name))
+        """A finished cell, if it is there, whole, and made as it would be today."""
+        return self._current(read_json(self._cell(name)))
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """Every finished cell of a recipe."""
         for path in sorted((self.path / "cells").glob("*@*.json")):
-            found = read_json(path)
+            found = self._current(read_json(path))
             if found is not None:
                 yield found
 
@@ -97,6 +98,11 @@ class ComparisonFolder:
     def put(self, name: str, cell: dict[str, Any]) -> None:
         """Save a finished cell, whole or not at all."""
         write_json(self._cell(name), cell)
+
+    def _current(self, cell: dict[str, Any] | None) -> dict[str, Any] | None:
+        """None for a cell of ours that was cut by other rules, which the rivals have not."""
+        same = cell is None or self.cut is None or cell.get("cut", self.cut) == self.cut
+        return cell if same else None
 
     def _cell(self, name: str) -> Path:
         return self.path / "cells" / f"{name.replace('%', 'pct')}.json"
