@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from headwise.compress.attended import outputs
 from headwise.compress.cut import cut_weights
-from headwise.compress.local_fit import FitRules, fit_rules, fitted, kept_aside
+from headwise.compress.layer_refit import FEW_TOKENS_RIDGE, refitted, regressions
+from headwise.compress.layer_task import Batches, LayerTask, kept_aside
+from headwise.compress.local_fit import FitRules, fit_rules, fitted
 from headwise.compress.refit import RIDGES, OutputRegression, chosen_ridge
 from headwise.compress.run import Request, compress
 from headwise.compress.settings import CutSettings
@@ -20,45 +23,44 @@ PLACE = 1
 
 
 class Bench:
-    """A cut layer in its stream, with its inputs and the dense layer's outputs."""
+    """A layer to be cut in its stream."""
 
-    def __init__(self, dense, batches=13):
+    def __init__(self, dense, batches=13, lost=0.0):
         rng = np.random.default_rng(3)
         rows = [torch.from_numpy(rng.integers(4, 53, (3, 13))) for _ in range(batches)]
-        self.stream = LayerStream(
+        stream = LayerStream(
             Checkpoint.open(dense.path), [{"input_ids": r} for r in rows], dtype=torch.float32
         )
-        self.dense, self.plan = dense, dense.plan(0.6)
-        self.weights = self.stream.weights(self.stream.load(PLACE))
-        whole = self.planned(dense.profile.plan, self.weights)
+        weights = stream.weights(stream.load(PLACE))
+        whole = stream.planned(PLACE, dense.profile.plan.layers[PLACE], weights)
         with torch.no_grad():
-            targets = [self.stream.run(whole, PLACE, h, b) for b, h in enumerate(self.stream.first)]
-        self.pairs = list(zip(self.stream.first, targets, strict=True))
+            attended, after = outputs(stream, whole, PLACE, stream.first)
+        # What the layers before have lost is something that this attention can give.
+        arriving = [h - lost * a for h, a in zip(stream.first, attended, strict=True)]
+        plan = dense.plan(0.6)
+        made = Batches(arriving, stream.first, attended, after)
+        self.task = LayerTask(stream, PLACE, plan.layers[PLACE], made)
+        self.cut = cut_weights(dense.profile, plan, PLACE, weights)
 
-    def planned(self, plan, weights):
-        return self.stream.planned(PLACE, plan.layers[PLACE], weights)
-
-    def cut(self):
-        return self.planned(
-            self.plan, cut_weights(self.dense.profile, self.plan, PLACE, self.weights)
-        )
+    def fitted(self, rules):
+        return fitted(self.task, self.cut, rules)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_fit_lowers_the_error_on_batches_kept_aside(subject, name):
     bench = Bench(subject(name))
-    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(60, 0.03))
+    made, seen = bench.fitted(FitRules(60, 0.03))
     assert made is not None
     assert seen["unseen_error"]["after"] < 0.97 * seen["unseen_error"]["before"]
-    before = cut_weights(bench.dense.profile, bench.plan, PLACE, bench.weights)
-    assert {s: w.shape for s, w in made[0].items()} == {s: w.shape for s, w in before[0].items()}
-    assert all(not torch.equal(made[0][side], w) for side, w in before[0].items())
+    before = bench.cut[0]
+    assert {s: w.shape for s, w in made[0].items()} == {s: w.shape for s, w in before.items()}
+    assert all(not torch.equal(made[0][side], w) for side, w in before.items())
 
 
 def test_a_fit_that_runs_away_is_thrown_away(subject, monkeypatch):
     monkeypatch.setattr(FitRules, "rates", lambda self, error: (30.0, 20.0))
     bench = Bench(subject("llama"))
-    made, seen = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(9, 0.03))
+    made, seen = bench.fitted(FitRules(9, 0.03))
     assert made is None
     assert seen["rate"] is None
 
@@ -68,7 +70,7 @@ def test_the_first_rate_that_pays_is_taken(subject, monkeypatch):
 
     def at(*rates):
         monkeypatch.setattr(FitRules, "rates", lambda self, error: rates)
-        return fitted(bench.stream, bench.cut(), PLACE, bench.pairs, FitRules(60, 0.03))
+        return bench.fitted(FitRules(60, 0.03))
 
     (made, seen), (alone, _) = at(30.0, 0.03, 0.02), at(0.03)
     assert seen["rate"] == 0.03
@@ -88,7 +90,7 @@ def test_a_fit_depends_on_its_seed_only(subject):
 
     def once(seed):
         rules = FitRules(5, 0.02, seed)
-        made, _ = fitted(bench.stream, bench.cut(), PLACE, bench.pairs, rules)
+        made, _ = bench.fitted(rules)
         return made[0]["query"]
 
     assert torch.equal(once(1), once(1))
@@ -99,9 +101,26 @@ def test_few_batches_are_not_fitted():
     assert fit_rules(CutSettings(), batches=7) is None
     assert fit_rules(CutSettings(fit=0), batches=100) is None
     assert fit_rules(CutSettings(fit=5), batches=100) == FitRules(5, CutSettings().fit_rate, 0)
-    # Two passes over the batches that are not kept aside.
-    assert fit_rules(CutSettings(), batches=96).steps == 2 * (96 - len(kept_aside(96))) == 176
+    # One pass over the batches that are not kept aside.
+    assert fit_rules(CutSettings(), batches=96).steps == 96 - len(kept_aside(96)) == 88
     assert list(kept_aside(24)) == [6, 18]
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_the_output_projection_mends_what_was_lost_before(subject, name):
+    """Aiming at the state pays where layers before have lost something."""
+    dense = subject(name)
+    for lost, aim in ((0.0, None), (0.5, "state")):
+        bench = Bench(dense, lost=lost)
+        found = refitted(bench.task, bench.cut, regressions(bench.task, bench.cut))
+        assert found.error < bench.task.error(bench.cut)
+        assert aim in {None, found.aim}
+
+
+def test_without_batches_kept_aside_the_aim_is_the_attention(subject):
+    bench = Bench(subject("llama"), batches=3, lost=0.2)
+    found = refitted(bench.task, bench.cut, regressions(bench.task, bench.cut))
+    assert (found.aim, found.ridge, found.error) == ("attention", FEW_TOKENS_RIDGE, None)
 
 
 def test_the_ridge_is_the_one_that_serves_unseen_tokens():
@@ -158,6 +177,7 @@ def test_the_record_says_what_ridge_and_fit_did(subject, tmp_path):
     profile = replace(dense.profile, tensors={**dense.profile.tensors, "ids": ids})
     record = compress(Request(str(dense.path), profile, dense.plan(0.6), settings), tmp_path / "o")
     layer = next(one for one in record["layers"] if "fit" in one)
-    assert layer["ridge"] in RIDGES
+    assert layer["refit"]["ridge"] in RIDGES
+    assert layer["refit"]["aim"] in {"attention", "state"}
     assert layer["fit"]["steps"] == 3
     assert set(layer["error"]) == {"folded", "refitted"}

@@ -64,7 +64,7 @@ def compress(
         typer.Option(
             min=0,
             help="Steps of fitting each layer's projections to the dense layer; 0: none "
-            "[two passes over the text].",
+            "[one pass over the text].",
         ),
     ] = _C.fit,
     recover: Annotated[

@@ -1,7 +1,7 @@
 """The output projection refitted after the cut: a ridge regression towards the folded weights.
 
-With the kept directions fixed, the best W_O for all heads together reproduces the dense layer's
-attention output Y from the cut layer's concatenated z:
+With the kept directions fixed, the best W_O for all heads together gives what is wanted (Y, see
+`layer_refit`) from the cut layer's concatenated z:
 
     minimise  ‖Y − z·Wᵀ‖²  +  ridge · Σ_j ‖z_j‖² · ‖W_j − W_folded,j‖²
 
@@ -33,11 +33,18 @@ class OutputRegression:
     cross: Tensor | None = field(default=None)  # zᵀY
     power: float = 0.0  # ‖Y‖²
 
-    def add(self, z: Float[Tensor, "*tokens width"], y: Float[Tensor, "*tokens d_model"]) -> None:
-        """Take in some tokens."""
+    def add(
+        self,
+        z: Float[Tensor, "*tokens width"],
+        y: Float[Tensor, "*tokens d_model"],
+        weight: Float[Tensor, "*tokens 1"] | None = None,
+    ) -> None:
+        """Take in some tokens; a weight multiplies a token's error."""
         z, y = z.flatten(0, -2).double(), y.flatten(0, -2).double()
         if self.with_bias:
             z = torch.cat([z, torch.ones_like(z[:, :1])], 1)
+        if weight is not None:
+            z, y = (x * weight.flatten(0, -2).double() for x in (z, y))
         gram, cross = z.mT @ z, z.mT @ y
         self.gram = gram if self.gram is None else self.gram + gram
         self.cross = cross if self.cross is None else self.cross + cross

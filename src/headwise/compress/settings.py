@@ -14,7 +14,7 @@ class CutSettings:
 
     refit: bool = True  # refit W_O of each layer on the already cut layers before it
     ridge: float | None = None  # pull of the refit towards the folded weights; None: chosen
-    fit: int | None = None  # steps of layer-local fitting; None: two passes over the text
+    fit: int | None = None  # steps of layer-local fitting; None: one pass over the text
     fit_rate: float = 0.01  # the fit's longest step, as a share of each matrix's size
     batch_tokens: int = 2048  # of whole sequences run together: one step of the fit
     seed: int = 0  # of the order of batches in the fit
