@@ -25,7 +25,7 @@ class Outcome:
     """The numbers of a finished trial, or one line of error with the way there."""
 
     values: Values | None
-    seconds: float
+    seconds: float  # of processor time: what else the machine does is not counted
     versions: tuple[tuple[str, str], ...] = ()
     cores: int = 0  # of the machine that ran it
     error: str | None = None
@@ -42,17 +42,17 @@ def one_thread() -> None:
 def outcome(job: Job) -> Outcome:
     """Run a trial; its function travels by name, so it must be importable where this runs."""
     run, trial = job
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         values = json.loads(json.dumps(run(trial), allow_nan=False))
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         return Outcome(
             None,
-            time.perf_counter() - start,
+            time.process_time() - start,
             error=f"{type(error).__name__}: {error}",
             trace=tuple(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames),
             unavailable=isinstance(error, Unavailable),
         )
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return Outcome(values, seconds, versions(PACKAGES), os.cpu_count() or 1)
