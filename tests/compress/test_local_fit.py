@@ -11,7 +11,7 @@ import torch
 from headwise.compress.attended import outputs
 from headwise.compress.cut import cut_weights
 from headwise.compress.layer_refit import FEW_TOKENS_RIDGE, refitted, regressions
-from headwise.compress.layer_task import Batches, LayerTask, kept_aside
+from headwise.compress.layer_task import Batches, LayerTask, kept_aside, missed
 from headwise.compress.local_fit import FitRules, fit_rules, fitted
 from headwise.compress.refit import RIDGES, OutputRegression, chosen_ridge
 from headwise.compress.run import Request, compress
@@ -115,6 +115,15 @@ def test_the_output_projection_mends_what_was_lost_before(subject, name):
         found = refitted(bench.task, bench.cut, regressions(bench.task, bench.cut))
         assert found.error < bench.task.error(bench.cut)
         assert aim in {None, found.aim}
+
+
+def test_errors_are_shares_of_each_token_and_empty_tokens_do_not_decide():
+    target = torch.ones(2, 5, 3)
+    target[0, 0] = 1000
+    target[0, 1] = 0
+    shares = missed(target * 1.1 + 0.0, target)
+    torch.testing.assert_close(shares[target[..., 0] > 0], torch.full((9,), 0.01))
+    assert missed(target + 0.01, target)[0, 1] == pytest.approx(1e-4 / 1e-4)
 
 
 def test_without_batches_kept_aside_the_aim_is_the_attention(subject):

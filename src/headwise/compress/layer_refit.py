@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headwise.compress.attended import before_output
-from headwise.compress.layer_task import LayerTask
+from headwise.compress.layer_task import LayerTask, size
 from headwise.compress.refit import OutputRegression, chosen_ridge
 from headwise.nn.backbones_headwise import Weights
 
@@ -69,7 +69,7 @@ def regressions(task: LayerTask, made: Weights) -> dict[str, Sums]:
     for b, hidden in enumerate(batches.inputs):
         z = before_output(task.stream, layer, task.place, hidden, b)
         state = batches.dense_inputs[b] + batches.attended[b]
-        weight = 1 / state.float().norm(dim=-1, keepdim=True).clamp_min(1e-30)
+        weight = size(state).rsqrt()[..., None]
         for aim, y in (("attention", batches.attended[b]), ("state", state - hidden)):
             sums = found[aim].aside if b in aside else found[aim].used
             sums.add(z, y, weight)

@@ -34,8 +34,8 @@ def provenance(info: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {'/'.join(v)}" for name, v in made["versions"].items())
     cores = "/".join(map(str, made["cores"])) or "no"
     return (
-        f"{made['trials']} trials, {duration(made['seconds'])} of processor time, each trial on one thread "
-        f"(machine of {cores} cores); {versions}."
+        f"{made['trials']} trials, {duration(made['seconds'])} of processor time, each trial on "
+        f"one thread (machine of {cores} cores); {versions}."
     )
 
 
