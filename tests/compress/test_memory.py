@@ -59,7 +59,7 @@ def prepared(n):
     config = LlamaConfig(num_hidden_layers=n, vocab_size=67, **sizes)
     model = LlamaForCausalLM(config)
     model.save_pretrained(here / f"{n}", max_shard_size="25MB")
-    ids = np.random.default_rng(5).integers(4, 67, (4, 23))
+    ids = np.random.default_rng(5).integers(4, 67, (16, 23))
     wrapped = convert(model)
     rows = Sequences(ids, objective_of(wrapped), "made up", "0" * 64)
     settings = ProfileSettings(length=23, tokens=ids.size, chunk=4)
@@ -76,8 +76,9 @@ def cut(n, keep):
     profile = Profile.read(here / f"{n}.profile")
     task = fit_task(profile, "sensitivity", FitRules())
     plan = fit(task, Budget(attn_params=Limit(share=0.7))).plan
-    request = Request(str(here / f"{n}"), profile, plan, CutSettings())
-    compress(request, here / f"{n}.{keep}")
+    settings = CutSettings(batch_tokens=2 * 23, fit=3)  # eight batches: enough for a local fit
+    record = compress(Request(str(here / f"{n}"), profile, plan, settings), here / f"{n}.{keep}")
+    assert any("fit" in layer for layer in record["layers"])
     return peak() - start
 
 for n in (few, many):

@@ -139,8 +139,12 @@ def _train(model: _Layer, order: _Order, steps: int, rate: float) -> None:
         eval_every=steps,
         save_every=steps,
     ).resolved(context=order.outputs[0].shape[1], device=device, dtype="fp32")
-    with torch.enable_grad():
-        outcome = run(Job(model, _loss, order, settings), _processes(device))
+    processes = _processes(device)
+    try:
+        with torch.enable_grad():
+            outcome = run(Job(model, _loss, order, settings), processes)
+    finally:
+        processes.free_memory()  # it would keep every layer, and all text that reached it
     model.requires_grad_(False)
     if outcome.signal:
         raise KeyboardInterrupt
