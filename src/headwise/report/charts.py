@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headwise.theory.bounds import BoundCurve
 
 Chart = alt.TopLevelMixin
+USEFUL_RATIO = 4.0  # perplexity ÷ dense above which nobody would take a cut
 ENDINGS = (".png", ".svg", ".html")
 MOST_LABELLED_GROUPS = 24  # wider maps are too dense for numbers
 
@@ -105,14 +106,17 @@ def pareto_chart(document: dict[str, Any]) -> Chart:
         if score["ratio"] is not None
     ]
     ratios = [row["ratio"] for row in rows]
-    whole = [0.98 * min(ratios), 1.02 * max(ratios)]  # a log axis would else go to powers of ten
+    least, most = min(ratios), max(ratios)
+    # Recipes that break a model would squeeze the others onto the axis: they leave the panel.
+    top = min(most, max(USEFUL_RATIO, USEFUL_RATIO * least))
+    whole = [0.98 * least, 1.02 * top]  # a log axis would else go to powers of ten
     recipes = list(document["methods"])
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X(
             "share:Q",
             title="attention parameters kept",
             axis=alt.Axis(format="%"),
-            scale=alt.Scale(zero=False),
+            scale=alt.Scale(zero=False, padding=8),
         ),
         y=alt.Y(
             "ratio:Q",
@@ -122,13 +126,17 @@ def pareto_chart(document: dict[str, Any]) -> Chart:
         color=alt.Color("recipe:N", sort=recipes),
         tooltip=["recipe:N", "budget:N", "share:Q", "ratio:Q"],
     )
-    points = base.mark_point(size=60, filled=True).encode(
+    points = base.mark_point(size=60, filled=True, clip=True).encode(
         shape=alt.Shape("recipe:N", sort=recipes, legend=None)
     )
-    panel = alt.layer(base.mark_line(), points).properties(width=420, height=320)
+    panel = alt.layer(base.mark_line(clip=True), points).properties(width=420, height=320)
     texts = list(dict.fromkeys(row["text"] for row in rows))
+    words = f"Recipes at equal counted budgets: {Path(document['model']).name}"
+    title = alt.TitleParams(words)
+    if most > top:
+        title.subtitle = f"Points above ×{top:.3g} (up to ×{most:,.0f}) are only in the table."
     facets: Chart = panel.facet(column=alt.Column("text:N", title=None, sort=texts)).properties(
-        title=f"Recipes at equal counted budgets: {Path(document['model']).name}"
+        title=title
     )
     return facets
 
