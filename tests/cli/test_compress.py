@@ -200,4 +200,5 @@ def test_a_profile_of_the_whole_text_leaves_nothing_for_the_proof(headwise, plac
     assert [t["source"] for t in json.loads(result.out)["verify"]["texts"]] == [
         str(tmp_path / "other.txt")
     ]
-    assert (tmp_path / "small" / "report.html").exists()
+    page = (tmp_path / "small" / "report.html").read_text(encoding="utf-8")
+    assert "Sensitivity by layer" in page  # of the profile that was named

@@ -135,7 +135,7 @@ def compress(
     record = json.loads((out / "headwise.json").read_text(encoding="utf-8"))
     document: dict[str, Any] = {"out": str(out), "cut": record, **plan_cli.costs(chosen, None)}
     if not verify:
-        report_beside(out)
+        report_beside(out, profile)
         show(document, as_json=as_json, render=plan_cli.picture(chosen))
         return
     proof = _verified(out, model, measured, verify_tokens)
@@ -143,7 +143,7 @@ def compress(
     verify_cli.judge(proof, targets)
     _write_proof(out, proof)
     _write_card(out)
-    report_beside(out)
+    report_beside(out, profile)
     document["verify"] = proof
     show(document, as_json=as_json, render=verify_cli.verification_table(proof))
     verify_cli.conclude(proof, targets)

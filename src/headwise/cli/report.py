@@ -52,7 +52,7 @@ def report(
     show(document, as_json=json, render=f"Wrote {output}.")
 
 
-def report_beside(made: Path) -> None:
+def report_beside(made: Path, profile: Path | None = None) -> None:
     """The report of a finished folder, in it; the work is done, so a failure is only said."""
     from headwise.errors import HeadwiseError
 
@@ -60,7 +60,7 @@ def report_beside(made: Path) -> None:
     try:
         from headwise.report.report import write_report
 
-        write_report(made, page, force=True)
+        write_report(made, page, profile=profile, force=True)
     except HeadwiseError as error:
         say(f"No report: {error}")
     else:

@@ -33,9 +33,16 @@ def report_page(source: Source) -> str:
             return comparison_page(source.document)
 
 
-def write_report(path: Path, output: Path, *, force: bool = False, samples: bool = True) -> None:
+def write_report(
+    path: Path,
+    output: Path,
+    *,
+    profile: Path | None = None,
+    force: bool = False,
+    samples: bool = True,
+) -> None:
     """Read what lies in `path` and write its page; a finished run is asked for samples."""
-    source = read_report_source(path)
+    source = read_report_source(path, profile=profile)
     if samples and isinstance(source, TrainingRun):
         source = with_samples(source)
     write_text(output, report_page(source), force=force)
