@@ -11,6 +11,7 @@ from headwise.cli.verify import verify
 from headwise.data.text import read_source
 from headwise.data.tokens import trained_tokenizer
 from headwise.errors import HeadwiseError
+from headwise.measure import verification
 from headwise.nn import registration
 from headwise.nn.build import convert, plan_of
 from headwise.nn.slicing import Kept, sliced
@@ -112,6 +113,9 @@ def test_one_document_says_it_all(causal, text, other, tmp_path):
         assert 0 <= t["top_agreement"] < 1
         assert t["kl"] > 0
         assert sum(b["tokens"] for b in t["by_position"]) == t["tokens"]
+        assert t["windows"]["count"] == -(-t["tokens"] // t["window"])
+        assert t["windows"]["broken"] == 0
+        assert t["windows"]["worst_kl"] >= t["kl"]
     # Two key/value heads with three queries each, 10 wide: values and outputs cut to 3.
     size = found["size"]
     assert size["attn_params"]["dense"] == 2 * 42 * 10 * (6 + 2 + 2 + 6)
@@ -125,6 +129,19 @@ def test_one_document_says_it_all(causal, text, other, tmp_path):
     assert found["speed"]["decode"]["ratio"] > 0
     assert found["met"] is True
     assert ["does not say which text" in w for w in found["warnings"]] == [True]
+
+
+def test_windows_that_break_are_said(causal, text, monkeypatch):
+    monkeypatch.setattr(verification, "BROKEN", 0.0)
+    found = verification.verification(
+        str(causal / "cut"), str(causal / "dense"), [str(text)], verification.Settings(repeats=0)
+    )
+    windows = found["texts"][0]["windows"]
+    assert windows["broken"] == windows["count"]
+    assert any(
+        f"{windows['broken']} of {windows['count']} windows of {text} break" in warning
+        for warning in found["warnings"]
+    )
 
 
 def test_an_uncut_model_has_lost_nothing(causal, text):

@@ -76,7 +76,7 @@ def stream():
 
 def _by_hand(model, reference, stream, window, stride):
     """Every figure token by token, with a forward pass of its own for each."""
-    rows, buckets, done = [], {}, 0
+    rows, buckets, windows, done = [], {}, [], 0
     while done < len(stream) - 1:
         end = min(len(stream) - 1, window if done == 0 else done + stride)
         for target in range(done + 1, end + 1):
@@ -90,18 +90,20 @@ def _by_hand(model, reference, stream, window, stride):
             seen = target - start
             bucket = next(b for b in range(20) if seen <= 2**b)
             buckets.setdefault(bucket, []).append(kl)
+        windows.append(np.mean([row[3] for row in rows[done:]]))
         done = end
-    return np.mean(rows, 0), buckets
+    return np.mean(rows, 0), buckets, windows
 
 
 @pytest.mark.parametrize(("window", "stride"), [(16, None), (13, 5), (59, None), (200, None)])
 def test_every_figure_is_the_one_written_out(window, stride, stream):
     model, reference = _stock(seed=7), _stock(seed=8)
     found = comparison(model, reference, stream, window=window, stride=stride)
-    means, buckets = _by_hand(model, reference, stream, window, stride or window)
+    means, buckets, windows = _by_hand(model, reference, stream, window, stride or window)
     got = (found.nll, found.reference_nll, found.top_agreement, found.kl)
     np.testing.assert_allclose(got, means, rtol=1e-4)
     assert found.tokens == 59
+    assert found.window_kl == pytest.approx(windows, rel=1e-4)
     assert found.ratio == pytest.approx(math.exp(means[0] - means[1]), rel=1e-4)
     assert [d.last for d in found.drift] == [2**b for b in sorted(buckets)]
     for drift, b in zip(found.drift, sorted(buckets), strict=True):

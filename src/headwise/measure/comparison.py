@@ -8,6 +8,7 @@ Per token, where p are the reference's next-token probabilities and q the model'
 
 The mean is over tokens. `drift` is the KL by the number of tokens before the prediction, in
 doubling steps (1, 2, 3–4, 5–8, …): an error that builds up along the sequence shows there.
+`window_kl` is the mean of each window: a cut can fail altogether on a few that begin unluckily.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Comparison:
     top_agreement: float
     kl: float
     drift: tuple[Drift, ...]
+    window_kl: tuple[float, ...]
 
     @property
     def ratio(self) -> float:
@@ -94,9 +96,10 @@ def comparison(
         check_vocabulary(one, stream)
     n_tokens = len(stream) - 1
     sums = np.zeros((n_tokens.bit_length() + 1, 5))  # by bucket: tokens, nll, nll, agreed, kl
+    window_kl: list[float] = []
     at_once = max(1, windows_at_once(reference, window) // 2)
     for group in batched_windows(sliding_windows(n_tokens, window, stride), at_once):
-        _add(sums, model, reference, stream, group)
+        window_kl += _add(sums, model, reference, stream, group)
         if tick is not None:
             tick(group[-1].end, n_tokens)
     if not np.isfinite(sums).all():
@@ -110,7 +113,9 @@ def comparison(
         for b, row in enumerate(sums)
         if row[0]
     )
-    return Comparison(n_tokens, window, stride, nll, reference_nll, agreed, kl, drift)
+    return Comparison(
+        n_tokens, window, stride, nll, reference_nll, agreed, kl, drift, tuple(window_kl)
+    )
 
 
 def embedding_cosines(
@@ -145,10 +150,14 @@ def _add(
     reference: PreTrainedModel,
     stream: Integer[np.ndarray, " n"],
     group: Sequence[Window],
-) -> None:
-    """Add the scored tokens of windows of one length to the sums of their buckets."""
+) -> list[float]:
+    """Add the scored tokens of windows of one length to the sums of their buckets.
+
+    Returns each window's mean KL.
+    """
     import torch
 
+    window_kl = []
     rows = np.stack([stream[w.start : w.end + 1] for w in group]).astype(np.int64)
     whole = torch.from_numpy(rows)
     longest = max(w.end + 1 - w.scored_from for w in group)
@@ -162,6 +171,7 @@ def _add(
                 f"{other.shape[-1]} tokens; give the model this one was made from."
             )
         for i, w in enumerate(group):
+            kl = 0.0
             for end in range(w.end, w.scored_from - 1, -_ROWS):
                 n = min(_ROWS, end - w.scored_from + 1)
                 at = slice(own.shape[1] - (w.end - end) - n, own.shape[1] - (w.end - end))
@@ -170,6 +180,9 @@ def _add(
                 seen = np.arange(end - n + 1, end + 1) - w.start  # tokens before each prediction
                 buckets = np.ceil(np.log2(seen)).astype(int)
                 np.add.at(sums, buckets, np.column_stack([np.ones(n), columns]))
+                kl += float(columns[:, -1].sum())
+            window_kl.append(kl / (w.end + 1 - w.scored_from))
+    return window_kl
 
 
 def _columns(own: Tensor, other: Tensor, targets: Tensor) -> np.ndarray:

@@ -32,6 +32,9 @@ VERIFY_FORMAT = "headwise-verify/1"
 Progress = Callable[[str, int, int], None]  # what, done, in all
 
 
+BROKEN = 2.0  # nats per token between a window's predictions: as good as another model's
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to measure; the defaults take seconds for a small model."""
@@ -200,6 +203,11 @@ def _language(found: Comparison) -> dict[str, Any]:
         "top_agreement": found.top_agreement,
         "kl": found.kl,
         "by_position": [asdict(one) for one in found.drift],
+        "windows": {
+            "count": len(found.window_kl),
+            "broken": sum(kl > BROKEN for kl in found.window_kl),
+            "worst_kl": max(found.window_kl),
+        },
     }
 
 
@@ -280,6 +288,13 @@ def _warnings(document: dict[str, Any], *, known: bool) -> Iterator[str]:
             yield (
                 f"{text['source']} is the text the model was calibrated on, so its figures flatter "
                 "the cut; measure on text it has not seen."
+            )
+        windows = text.get("windows") or {"broken": 0}
+        if windows["broken"]:
+            yield (
+                f"{windows['broken']} of {windows['count']} windows of {text['source']} break: "
+                f"the predictions there have little to do with the dense model's (divergence up "
+                f"to {windows['worst_kl']:.1f} nats per token). Keep more, or recover."
             )
     if not known:
         yield (
