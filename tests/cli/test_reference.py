@@ -23,7 +23,7 @@ def check(line: str) -> None:
     words = shlex.split(line, comments=True)
     name = next(n for k in (3, 2, 1) if (n := " ".join(words[:k])) in COMMANDS or k == 1)
     if name == "headwise":
-        assert words[1:] in (["--version"], ["--install-completion"]), line
+        assert words[1:] in (["--version"], ["--help"], ["--install-completion"]), line
         return
     rest = words[len(name.split()) :]
     with COMMANDS[name].make_context(name, rest):
