@@ -76,7 +76,8 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
         reason = " ".join(str(error).split())[:160]
         raise HeadwiseError(
             f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {reason}); "
-            "give --tokenizer a Hugging Face folder or a tokenizer.json."
+            "put its tokenizer.json there, or, where a command takes it, give --tokenizer a "
+            "Hugging Face folder or a tokenizer.json."
         ) from error
 
 
