@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from headwise.compress.attended import outputs
+from headwise.compress.calibration import calibration, kept_aside
 from headwise.compress.cut import cut_weights
 from headwise.compress.layer_refit import FEW_TOKENS_RIDGE, refitted, regressions
-from headwise.compress.layer_task import Batches, LayerTask, kept_aside, missed
+from headwise.compress.layer_task import Batches, LayerTask, missed
 from headwise.compress.local_fit import FitRules, fit_rules, fitted
 from headwise.compress.refit import RIDGES, OutputRegression, chosen_ridge
 from headwise.compress.run import Request, compress
@@ -38,7 +40,7 @@ class Bench:
         # What the layers before have lost is something that this attention can give.
         arriving = [h - lost * a for h, a in zip(stream.first, attended, strict=True)]
         plan = dense.plan(0.6)
-        made = Batches(arriving, stream.first, attended, after)
+        made = Batches(arriving, stream.first, attended, after, tuple(kept_aside(batches)))
         self.task = LayerTask(stream, PLACE, plan.layers[PLACE], made)
         self.cut = cut_weights(dense.profile, plan, PLACE, weights)
 
@@ -98,12 +100,42 @@ def test_a_fit_depends_on_its_seed_only(subject):
 
 
 def test_few_batches_are_not_fitted():
-    assert fit_rules(CutSettings(), batches=7) is None
-    assert fit_rules(CutSettings(fit=0), batches=100) is None
-    assert fit_rules(CutSettings(fit=5), batches=100) == FitRules(5, CutSettings().fit_rate, 0)
+    def rules(batches, **settings):
+        return fit_rules(CutSettings(**settings), batches, kept_aside(batches))
+
+    assert rules(7) is None
+    assert rules(100, fit=0) is None
+    assert rules(100, fit=5) == FitRules(5, CutSettings().fit_rate, 0)
     # One pass over the batches that are not kept aside.
-    assert fit_rules(CutSettings(), batches=96).steps == 96 - len(kept_aside(96)) == 88
+    assert rules(96).steps == 96 - len(kept_aside(96)) == 88
     assert list(kept_aside(24)) == [6, 18]
+
+
+def test_a_causal_model_is_also_fitted_on_many_openings():
+    ids = torch.arange(48 * 64).view(48, 64)
+    settings = CutSettings(batch_tokens=128)
+    text = calibration(ids, settings, causal=True)
+    windows, short = text.ids[:24], text.ids[24:]
+    assert torch.equal(torch.cat(windows), ids)
+    assert [tuple(rows.shape) for rows in short] == [(32, 4)] * 4
+    # Runs of the text, from its beginning to its end, and no two alike.
+    starts = torch.cat(short)[:, 0]
+    assert torch.equal(torch.cat(short), starts[:, None] + torch.arange(4))
+    assert len(starts.unique()) == 128
+    assert (int(starts[0]), int(starts[-1])) == (0, ids.numel() - 4)
+    # Judged on both kinds, where there are many.
+    assert text.aside == (6, 18)
+    long = calibration(ids.repeat(2, 1), settings, causal=True)
+    assert (len(long.ids), long.aside) == (48 + 8, (6, 18, 30, 42, 48 + 6))
+
+
+def test_encoders_and_little_text_have_no_openings():
+    ids = torch.arange(48 * 64).view(48, 64)
+    plain = calibration(ids, CutSettings(batch_tokens=128), causal=False)
+    assert (len(plain.ids), plain.aside) == (24, (6, 18))
+    assert len(calibration(ids, CutSettings(openings=False), causal=True).ids) == 2
+    little = calibration(ids[:10], CutSettings(batch_tokens=128), causal=True)
+    assert (len(little.ids), little.aside) == (5, ())
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
@@ -122,8 +154,15 @@ def test_errors_are_shares_of_each_token_and_empty_tokens_do_not_decide():
     target[0, 0] = 1000
     target[0, 1] = 0
     shares = missed(target * 1.1 + 0.0, target)
-    torch.testing.assert_close(shares[target[..., 0] > 0], torch.full((9,), 0.01))
-    assert missed(target + 0.01, target)[0, 1] == pytest.approx(1e-4 / 1e-4)
+    torch.testing.assert_close(shares[target[..., 0] > 0], torch.full((9,), 0.01).log1p())
+    assert missed(target + 0.01, target)[0, 1] == pytest.approx(math.log(2))
+
+
+def test_a_token_gone_astray_does_not_outweigh_a_thousand_others():
+    target = torch.ones(1, 1000, 3)
+    astray = target.clone()
+    astray[0, 0] = 1e4
+    assert missed(astray, target).mean() < missed(target * 1.2, target).mean()
 
 
 def test_without_batches_kept_aside_the_aim_is_the_attention(subject):

@@ -12,9 +12,6 @@ from headwise.nn.backbones_headwise import Weights
 from headwise.nn.layer_stream import LayerStream
 from headwise.plan import LayerPlan
 
-LEAST_BATCHES = 8  # of fewer, none is kept aside
-CHECK_EVERY = 12  # one batch of so many is kept aside
-
 
 @dataclass(frozen=True, slots=True)
 class Batches:
@@ -24,6 +21,7 @@ class Batches:
     dense_inputs: list[Tensor]
     attended: list[Tensor]  # by its attention
     outputs: list[Tensor]  # by the whole layer: the aim
+    aside: tuple[int, ...]  # the numbers of those on which every choice is judged; none of few
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +34,9 @@ class LayerTask:
     batches: Batches
 
     @property
-    def aside(self) -> range:
+    def aside(self) -> tuple[int, ...]:
         """The batches on which every choice is judged; none of few."""
-        return kept_aside(len(self.batches.inputs))
+        return self.batches.aside
 
     def layer(self, weights: Weights) -> nn.Module:
         """The cut layer with these projections, which it does not share."""
@@ -60,17 +58,15 @@ class LayerTask:
         return float(torch.cat(parts).mean())
 
 
-def kept_aside(batches: int) -> range:
-    """The numbers of the batches kept aside, of so many."""
-    return range(CHECK_EVERY // 2, batches if batches >= LEAST_BATCHES else 0, CHECK_EVERY)
-
-
 def missed(found: Tensor, target: Tensor) -> Tensor:
-    """Each token's squared error as a share of its own square.
+    """The log of 1 + each token's squared error as a share of its own square.
 
-    Norms divide by it, and a few tokens are a thousand times as long as the rest.
+    A share, since norms divide by it, and a few tokens are a thousand times as long as the rest.
+    The log leaves small shares as they are, but a token of usual length that a cut makes into a
+    long one, or the reverse, would outweigh all others without it.
     """
-    return (found.float() - target.float()).square().sum(-1) / size(target)
+    shares = (found.float() - target.float()).square().sum(-1) / size(target)
+    return shares.log1p()
 
 
 def size(states: Tensor) -> Tensor:

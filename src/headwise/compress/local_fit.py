@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.compress.attended import attention_of
-from headwise.compress.layer_task import LayerTask, kept_aside, missed
+from headwise.compress.layer_task import LayerTask, missed
 from headwise.compress.settings import CutSettings
 from headwise.nn.attention_headwise import PROJECTIONS
 from headwise.nn.backbones_headwise import Weights
@@ -64,9 +64,8 @@ class FitRules:
         return first, first / 4
 
 
-def fit_rules(settings: CutSettings, batches: int) -> FitRules | None:
+def fit_rules(settings: CutSettings, batches: int, aside: Sequence[int]) -> FitRules | None:
     """What the settings ask for with so many batches; None if there is nothing to do."""
-    aside = kept_aside(batches)
     steps = settings.fit if settings.fit is not None else PASSES * (batches - len(aside))
     if not steps or not aside:
         return None

@@ -18,13 +18,17 @@ import torch
 
 from headwise.artifacts import atomic_folder, refuse_existing, sole_writer, versions
 from headwise.compress.assemble import RECORD, write_checkpoint
+from headwise.compress.calibration import calibration
 from headwise.compress.sequential import CutJob, cut_layers
 from headwise.compress.settings import CutSettings
 from headwise.errors import HeadwiseError
+from headwise.nn.backbones_headwise import family_of
 from headwise.nn.checkpoint import Checkpoint
 from headwise.nn.layer_store import LayerStore
 from headwise.nn.layer_stream import LayerStream
+from headwise.nn.shapes import plan_errors
 from headwise.nn.sources import local_folder
+from headwise.nn.stock_names import config_of
 from headwise.plan import Origin, Plan
 from headwise.profile.format import Profile
 
@@ -60,12 +64,15 @@ def _cut(
     request: Request, partial: Path, output: Path, *, force: bool, tick: Tick | None
 ) -> dict[str, Any]:
     store = LayerStore(partial, _key(request))
-    ids = torch.from_numpy(request.profile.ids)
-    together = max(1, request.settings.batch_tokens // ids.shape[1])
-    batches = [{"input_ids": rows} for rows in torch.split(ids, together)]
     checkpoint = Checkpoint.open(local_folder(request.model))
+    with plan_errors():
+        causal = family_of(config_of(checkpoint).model_type).causal
+    ids = torch.from_numpy(request.profile.ids)
+    text = calibration(ids, request.settings, causal=causal)
+    batches = [{"input_ids": rows} for rows in text.ids]
     stream = LayerStream(checkpoint, batches, dtype=torch.float32)
-    cut_layers(CutJob(stream, request.profile, request.plan, request.settings, store), tick)
+    job = CutJob(stream, text.aside, request.profile, request.plan, request.settings, store)
+    cut_layers(job, tick)
     record = _record(request, [store.record(i) for i in stream])
     with atomic_folder(output, force=force) as folder:
         write_checkpoint(folder, stream, request.plan, store, record)

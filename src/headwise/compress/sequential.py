@@ -40,6 +40,7 @@ class CutJob:
     """Everything a cut needs: the model's layers on text, the directions, the plan, the rules."""
 
     stream: LayerStream
+    aside: tuple[int, ...]  # the batches on which every choice is judged
     profile: Profile
     plan: Plan
     settings: CutSettings
@@ -57,10 +58,11 @@ def cut_layers(job: CutJob, tick: Tick | None = None) -> None:
         attended, after = outputs(stream, whole, i, dense)
         del whole
         if not job.store.has(i):
-            batches = Batches(cut, dense, attended, after)
-            made, record = _made(job, LayerTask(stream, i, job.plan.layers[i], batches), weights)
+            batches = Batches(cut, dense, attended, after, job.aside)
+            task = LayerTask(stream, i, job.plan.layers[i], batches)
+            made, record = _made(job, task, weights)
             job.store.put(i, _packed(made, _stored_dtype(stream, i)), record)
-            del batches
+            del batches, task
         del attended
         dense = after
         if i < len(stream) - 1:
@@ -86,7 +88,7 @@ def _made(job: CutJob, task: LayerTask, weights: Weights) -> tuple[Weights, dict
         first = refitted(task, made, sums, settings.ridge)
         made, record["refit"] = first.weights, first.record
         record["error"]["refitted"] = sums["attention"].all.error(*output(made))
-    rules = fit_rules(settings, len(task.batches.inputs))
+    rules = fit_rules(settings, len(task.batches.inputs), task.aside)
     if rules is not None:
         better, record["fit"] = fitted(task, made, rules)
         if better is not None:

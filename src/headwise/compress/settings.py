@@ -17,6 +17,7 @@ class CutSettings:
     fit: int | None = None  # steps of layer-local fitting; None: one pass over the text
     fit_rate: float = 0.01  # the fit's longest step, as a share of each matrix's size
     batch_tokens: int = 2048  # of whole sequences run together: one step of the fit
+    openings: bool = True  # of a causal model: also on many short sequences (`calibration`)
     seed: int = 0  # of the order of batches in the fit
 
     def __post_init__(self) -> None:
