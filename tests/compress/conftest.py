@@ -63,6 +63,12 @@ _DISTILBERT = {
     "hidden_dim": 37,
     "max_position_embeddings": 31,
 }
+_VIT = {  # 12 patches and a class token: LENGTH tokens
+    **{k: _SIZES[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads")},
+    "num_hidden_layers": 3,
+    "image_size": (6, 8),
+    "patch_size": 2,
+}
 t = transformers
 FAMILIES = {
     "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**_GROUPED)),
@@ -87,6 +93,8 @@ FAMILIES = {
     "bert": lambda: t.BertModel(t.BertConfig(**_SIZES)),
     "roberta": lambda: t.RobertaModel(t.RobertaConfig(**_SIZES)),
     "distilbert": lambda: t.DistilBertModel(t.DistilBertConfig(**_DISTILBERT)),
+    "vit": lambda: t.ViTForImageClassification(t.ViTConfig(**_VIT, num_labels=7)),
+    "vit_bare": lambda: t.ViTModel(t.ViTConfig(**_VIT)),
 }
 
 
@@ -114,11 +122,18 @@ class Subject:
         self.path = folder / "dense"
         self.model.save_pretrained(self.path)
         wrapped = convert(self.model.float())
-        ids = np.random.default_rng(5).integers(4, VOCAB, (rows, length))
-        read = Sequences(ids, objective_of(wrapped), "made up", "0" * 64, 3)
-        settings = ProfileSettings(length=length, tokens=ids.size, chunk=3, seed=1)
+        inputs = self.inputs(5, rows, length)
+        read = Sequences(inputs, objective_of(wrapped), "made up", "0" * 64, 3)
+        settings = ProfileSettings(length=length, tokens=rows * length, chunk=3, seed=1)
         self.profile = profile_model(Job(wrapped, str(self.path), read, settings), folder / "prof")
-        self.ids = torch.from_numpy(np.random.default_rng(9).integers(4, VOCAB, (2, 11)))
+        self.ids = torch.from_numpy(self.inputs(9, 2, 11))
+
+    def inputs(self, seed: int, rows: int, length: int) -> np.ndarray:
+        """Random tokens, or random images where the model reads those."""
+        rng = np.random.default_rng(seed)
+        if self.model.main_input_name == "pixel_values":
+            return rng.normal(size=(rows, 3, 6, 8)).astype(np.float16)
+        return rng.integers(4, VOCAB, (rows, length))
 
     def plan(self, share: float, multiple_of: int = 2):
         task = fit_task(self.profile, "sensitivity", FitRules(multiple_of=multiple_of))
@@ -126,7 +141,7 @@ class Subject:
 
     def outputs(self, model):
         with torch.no_grad():
-            return model(input_ids=self.ids)[0]
+            return model(**{self.model.main_input_name: self.ids})[0]
 
 
 @pytest.fixture

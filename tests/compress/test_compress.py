@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification
 
 from headwise.compress.run import Request, compress
 from headwise.compress.settings import CutSettings
@@ -22,12 +22,14 @@ LOGITS = 1e-5  # of the largest: float32 rounding through three layers
 
 
 def load(folder, name):
-    auto = AutoModel if "bert" in name else AutoModelForCausalLM
+    auto = AutoModelForImageClassification if name == "vit" else AutoModelForCausalLM
+    if name in ("bert", "roberta", "distilbert", "vit_bare"):
+        auto = AutoModel
     return auto.from_pretrained(folder).eval()
 
 
 def request(subject, plan, **settings):
-    three = 3 * subject.profile.ids.shape[1]
+    three = 3 * subject.profile.record.settings["length"]
     settings = CutSettings(batch_tokens=three, **settings)
     return Request(str(subject.path), subject.profile, plan, settings)
 
@@ -50,7 +52,7 @@ def test_a_cut_has_the_counted_size_and_is_no_identity(subject, any_family, tmp_
     assert (before - after).abs().max() > 1e-3 * before.abs().max()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen2", "vit", "vit_bare"])
 def test_without_refit_the_cut_is_the_projection_it_says(subject, tmp_path, name):
     """The folded weights do what projecting z (and q, k) in the dense model does."""
     dense = subject(name)
@@ -201,3 +203,38 @@ def test_the_record_names_the_calibration_text(subject, tmp_path):
     record = json.loads((tmp_path / "out" / "headwise.json").read_text())
     assert record["calibration"]["text_sha256"] == "0" * 64
     assert record["profile_sha256"] == dense.profile.sha256
+
+
+def test_a_classifier_keeps_its_classes(subject, tmp_path):
+    """The head is the source's, and the whole folder loads with and without it."""
+    dense = subject("vit")
+    (dense.path / "preprocessor_config.json").write_text("{}")
+    compress(request(dense, dense.plan(0.7)), tmp_path / "out")
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    for kind in ("weight", "bias"):
+        assert torch.equal(
+            after[f"backbone.classifier.{kind}"], getattr(dense.model.classifier, kind)
+        )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["HeadwiseForImageClassification"]
+    assert dense.outputs(load(tmp_path / "out", "vit")).shape == (2, 7)
+    assert (tmp_path / "out" / "preprocessor_config.json").read_text() == "{}"
+    record = json.loads((tmp_path / "out" / "headwise.json").read_text())
+    assert record["calibration"] == {
+        "source": "made up",
+        "images_sha256": "0" * 64,
+        "images": 6,
+        "tokens": 6 * 13,
+    }
+
+
+def test_the_local_fit_is_tried_on_images_and_kept_only_if_it_pays(subject, tmp_path):
+    dense = subject("vit", rows=36)  # 12 batches, one of them kept aside
+    record = compress(request(dense, dense.plan(0.6)), tmp_path / "out")
+    for layer in record["layers"]:
+        assert layer["fit"]["steps"] == 11
+        assert layer["error"]["refitted"] < layer["error"]["folded"]
+        unseen = layer["fit"]["unseen_error"]
+        assert unseen["before"] > 0
+        assert ("after" in unseen) == (layer["fit"]["rate"] is not None)
+        assert unseen.get("after", 0.0) < unseen["before"]

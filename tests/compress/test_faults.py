@@ -18,7 +18,7 @@ RANK = 3
 
 
 def request(subject, plan, **settings):
-    three = 3 * subject.profile.ids.shape[1]
+    three = 3 * subject.profile.record.settings["length"]
     settings = CutSettings(batch_tokens=three, **settings)
     return Request(str(subject.path), subject.profile, plan, settings)
 

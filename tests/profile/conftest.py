@@ -36,6 +36,12 @@ _GROUPED = {
     "num_key_value_heads": 2,
     "head_dim": 10,
 }
+_VIT = {  # 12 patches and a class token: LENGTH tokens
+    **{k: _PLAIN[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads")},
+    "num_hidden_layers": 2,
+    "image_size": (6, 8),
+    "patch_size": 2,
+}
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 
 
@@ -61,6 +67,8 @@ def _stock(name: str):
         ),
         "bert": lambda: t.BertForMaskedLM(t.BertConfig(**_PLAIN)),
         "bert_bare": lambda: t.BertModel(t.BertConfig(**_PLAIN)),
+        "vit": lambda: t.ViTForImageClassification(t.ViTConfig(**_VIT, num_labels=7)),
+        "vit_bare": lambda: t.ViTModel(t.ViTConfig(**_VIT)),
     }
     model = models[name]().double()
     generator = torch.Generator().manual_seed(7)
@@ -74,6 +82,8 @@ def _stock(name: str):
 def make_job(name: str, n: int = 7, chunk: int = 3, length: int = LENGTH) -> Job:
     model = convert(_stock(name))
     ids = np.random.default_rng(5).integers(4, VOCAB, (n, length))
+    if model.main_input_name == "pixel_values":
+        ids = np.random.default_rng(5).normal(size=(n, 3, 6, 8)).astype(np.float16)
     rows = Sequences(ids, objective_of(model), "made up", "0" * 64, MASK)
     settings = ProfileSettings(length=length, tokens=n * length, chunk=chunk, seed=11)
     return Job(model, name, rows, settings)
@@ -82,14 +92,15 @@ def make_job(name: str, n: int = 7, chunk: int = 3, length: int = LENGTH) -> Job
 def sequence_losses(job: Job):
     """L_s and n_s of all sequences together, with whatever hooks are on the model."""
     numbers = tuple(range(len(job.sequences)))
+    inputs = torch.from_numpy(job.sequences.inputs)
     batch = probe(
         job.sequences.objective,
-        torch.from_numpy(job.sequences.ids),
+        inputs.double() if inputs.is_floating_point() else inputs,
         numbers,
         job.settings.seed,
         job.sequences.mask_token,
     )
-    return batch.losses(job.model(input_ids=batch.input_ids))
+    return batch.losses(job.model(**{job.sequences.name: batch.inputs}))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from headwise.profile.chunks import measured
 from headwise.profile.run import profile_model
 from headwise.theory.saturation import jacobian_norm
 
-FAMILIES = ("llama", "gpt2", "gpt_neox", "bert", "bert_bare")
+FAMILIES = ("llama", "gpt2", "gpt_neox", "bert", "bert_bare", "vit", "vit_bare")
 
 
 def by_autograd(tools, job, profile):
@@ -64,7 +64,7 @@ def test_all_gates_open_are_the_model_itself(tools, tmp_path, family):
     assert (cut - plain).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox", "bert", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "bert", "qwen3", "vit"])
 def test_moments_are_those_of_the_activations(tools, tmp_path, family):
     job = tools.make_job(family)
     profile = profile_model(job, tmp_path / "p")
@@ -103,12 +103,12 @@ def test_softmax_rows_are_those_of_eager_attention(tools, tmp_path, family):
     weights = []
     for a in job.model.attentions():
         a.register_forward_hook(lambda m, x, out: weights.append(out[1].detach().double()))
-    ids = torch.from_numpy(job.sequences.ids)
+    ids = torch.from_numpy(job.sequences.inputs)
     if family == "bert":
         # Masked tokens are replaced before the model sees them.
         from headwise.profile.objectives import probe
 
-        ids = probe("masked-token", ids, tuple(range(7)), 11, 3).input_ids
+        ids = probe("masked-token", ids, tuple(range(7)), 11, 3).inputs
     job.model(input_ids=ids)
     for layer, p in enumerate(weights):
         rows = p[:, :, [3, 7, 12]]  # sequences, heads, positions, keys
@@ -156,3 +156,25 @@ def test_masks_and_probes_belong_to_the_sequence_not_to_the_batch(tools):
         assert together["0.vo_gradient"][4].numpy() == pytest.approx(
             alone["0.vo_gradient"][0].numpy(), rel=1e-6, abs=1e-9
         )
+
+
+def test_labels_are_drawn_from_the_model_s_own_answer():
+    """As often as it gives them, and whichever images run together."""
+    from types import SimpleNamespace
+
+    from headwise.profile.objectives import probe
+
+    p = torch.tensor([0.7, 0.2, 0.1])
+    numbers = tuple(range(3001))
+
+    def losses(some):
+        logits = p.log().expand(len(some), 3)
+        return probe("label", logits, some, 11).losses(SimpleNamespace(logits=logits))
+
+    found, counts = losses(numbers)
+    assert torch.equal(counts, torch.ones(3001))
+    for share in p:
+        seen = (found + share.log()).abs() < 1e-5
+        assert seen.double().mean() == pytest.approx(float(share), abs=0.03)
+    assert torch.equal(losses(numbers[7:12])[0], found[7:12])
+    assert not torch.equal(losses(numbers[8:13])[0], found[7:12])

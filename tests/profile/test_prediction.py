@@ -63,7 +63,7 @@ def subject(tmp_path_factory):
 
     def job(seed):
         rows = Sequences(noisy_repetitions(96, seed), "next-token", "made up", "0" * 64)
-        return Job(model, "tiny", rows, ProfileSettings(LENGTH, rows.ids.size, chunk=24))
+        return Job(model, "tiny", rows, ProfileSettings(LENGTH, rows.inputs.size, chunk=24))
 
     return job(2), profile_model(job(1), tmp_path_factory.mktemp("trained") / "profile")
 

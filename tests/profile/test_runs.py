@@ -257,7 +257,7 @@ def test_a_profile_holds_its_sequences(checkpoint, tmp_path):
     job = job_of(checkpoint)
     profile = profile_model(job, tmp_path / "p")
     assert profile.ids.dtype == np.int64
-    assert np.array_equal(profile.ids, job.sequences.ids)
+    assert np.array_equal(profile.ids, job.sequences.inputs)
 
 
 def test_lengths_double():
@@ -265,3 +265,43 @@ def test_lengths_double():
     assert ProfileSettings(length=17).lengths == (4, 8, 16, 17)
     assert ProfileSettings(length=4).lengths == (4,)
     assert np.all(np.diff(ProfileSettings(length=700).lengths) > 0)
+
+
+def test_a_profile_of_text_holds_what_it_always_held(checkpoint, tmp_path):
+    """Profiles that lie on people's disks stay readable, and new ones have the same hash."""
+    profile = profile_model(job_of(checkpoint), tmp_path / "p")
+    written = json.loads((tmp_path / "p" / RECORD).read_text())
+    assert sorted(written) == sorted(
+        [
+            "centred",
+            "device",
+            "dtype",
+            "format",
+            "lengths",
+            "loss",
+            "model",
+            "notes",
+            "objective",
+            "plan",
+            "qk_whole",
+            "sequences",
+            "settings",
+            "tensors",
+            "tensors_sha256",
+            "text",
+            "tokens",
+            "versions",
+            "weights_sha256",
+        ]
+    )
+    assert written["format"] == "headwise-profile/1"
+    assert set(written["text"]) == {"source", "sha256"}
+    assert [n for n in written["tensors"] if not n.startswith("layers.")] == ["ids"]
+    assert profile.tensors["ids"].dtype == np.int32
+    assert profile.inputs[0] == "input_ids"
+    assert np.array_equal(profile.inputs[1], profile.ids)
+    assert profile.record.calibration == {
+        "source": "text.txt",
+        "text_sha256": written["text"]["sha256"],
+        "tokens": 23 * 17,
+    }

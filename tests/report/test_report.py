@@ -16,7 +16,7 @@ from headwise.profile.worth import fit_task
 from headwise.report.figure import inline_svg, places, rows_chart
 from headwise.report.layer_charts import sensitivity_chart
 from headwise.report.sources import CutModel, read_report_source
-from headwise.report.warnings import cut_warnings
+from headwise.report.warnings import cut_warnings, speed_change
 
 
 class Reader(html.parser.HTMLParser):
@@ -105,7 +105,25 @@ def test_the_headline_says_before_and_after(pages):
     for words in ("×1.050", "20.00 → 21.00 on mine.txt", "×1.250", "1,000 → 750, counted", "75.0%"):
         assert words in page
     assert "×1.20" in page  # decode
-    assert "50 → 60 tokens/s" in page
+    assert "50 → 60 tokens/s, faster" in page
+
+
+def test_speeds_that_overlap_are_neither_good_nor_bad(made, tmp_path, headwise):
+    def change(low, high):
+        dense = {"median": 50.0, "low": 45.0, "high": 55.0}
+        return speed_change({"dense": dense, "cut": {"median": 40.0, "low": low, "high": high}})
+
+    assert change(30.0, 44.0) == "slower"
+    assert change(30.0, 46.0) == change(54.0, 60.0) == "within the spread"
+    assert change(56.0, 60.0) == "faster"
+    proof = made.proof(1.01, 1.02)
+    for side in ("dense", "cut"):
+        proof["speed"]["prefill"][side] |= {"low": 10.0, "high": 190.0}
+    path = made.cut(tmp_path / "small", proof=proof)
+    assert headwise("report", path, "-o", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "100 → 80 tokens/s, within the spread" in page
+    assert "not faster" not in page
 
 
 def test_warnings_are_plain_words_and_not_always_there(made, tmp_path, pages):

@@ -128,7 +128,7 @@ class _Work:
         self.asked = None
         if recover is not None:
             self.asked = recover_cli.Asked(
-                recover, length=profile.ids.shape[1], held_out=calibration_cli.HELD_OUT
+                recover, length=profile.record.settings["length"], held_out=calibration_cli.HELD_OUT
             )
 
     def recover(self, cut: Path, out: Path) -> None:
@@ -192,7 +192,7 @@ def _texts(text: str, held: str | None, others: list[str]) -> tuple[Text, list[T
     from headwise.data.text import read_source
 
     if held is None:
-        calibration, first = calibration_cli.split_text(text)
+        calibration, first = calibration_cli.split_text(read_source(text))
     else:
         calibration, first = read_source(text), read_source(held)
     measured = [first, *(read_source(other) for other in others)]

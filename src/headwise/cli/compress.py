@@ -21,6 +21,7 @@ from headwise.errors import BudgetError, HeadwiseError
 from headwise.profile.settings import ProfileSettings
 
 if TYPE_CHECKING:
+    from headwise.data.images import Images
     from headwise.data.text import Text
     from headwise.plan import Budget, Plan
     from headwise.planning.worth_curves import FitRules
@@ -33,11 +34,12 @@ def compress(
     model: Annotated[
         str, typer.Argument(help="Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm.")
     ],
-    text: Annotated[
-        str,
-        typer.Option("--text", help="Calibrate on this; a tenth of it is kept for the proof."),
-    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The cut model's folder.")],
+    text: Annotated[
+        str | None,
+        typer.Option("--text", help="Calibrate on this; a tenth of it is kept for the proof."),
+    ] = None,
+    images: calibration_cli.ImagesOption = None,
     keep: Annotated[plan_cli.Limits, plan_cli.limit_option("Attention parameters")] = None,
     total_params: Annotated[plan_cli.Limits, plan_cli.limit_option("All parameters")] = None,
     kv_bytes: Annotated[plan_cli.Limits, plan_cli.limit_option("KV bytes per token")] = None,
@@ -104,18 +106,17 @@ def compress(
         names={"attn_params": "--keep"},
     )
     _check(budget, plan, max_ratio, verify=verify)
+    _refuse_with(images, recover=recover, other_text=other_text, max_ratio=max_ratio)
     refuse_existing(out, force=force or _is_unproven(out, verify=verify))
     # Whatever can be wrong is found before the long work.
     rules, given = FitRules(granularity, multiple_of), _read_plan(plan) if plan else None
     profile = profile or out.with_name(f"{out.name}.profile")
-    calibration, held_out = calibration_cli.texts_for(text, profile)
-    measured: list[str | Text] = [held_out] if held_out else []
+    source = calibration_cli.read_given(text, images)
+    calibration, held_out = calibration_cli.parts_for(source, profile)
+    measured: list[str | Text | Images] = [held_out] if held_out else []
     measured += other_text or []
     if verify and not measured:
-        raise HeadwiseError(
-            f"{profile} was made on all of {text}, so nothing of it is left for the proof; give "
-            "--other-text, or --no-verify."
-        )
+        raise _nothing_left(profile, source)
     made = calibration_cli.profiled(model, calibration, profile, tokens, length)
     chosen = given or _fitted(made, budget, rules)
     request = Request(model, made, chosen, replace(_C, refit=refit, fit=fit), command_line())
@@ -125,11 +126,10 @@ def compress(
             cut_model(request, cut, force=force, tick=progress.update)
         say(f"Wrote {cut}.")
     if recover is not None:
-        asked = recover_cli.Asked(
-            recover, length=made.ids.shape[1], held_out=calibration_cli.HELD_OUT
-        )
+        length = made.record.settings["length"]
+        asked = recover_cli.Asked(recover, length=length, held_out=calibration_cli.HELD_OUT)
         if not (is_finished(request, out) and _is_recovered(out, asked)):
-            recover_cli.recovered(cut, model, text, out, asked, force=force)
+            recover_cli.recovered(cut, model, source.source, out, asked, force=force)
     else:
         _write_card(out, model)
     record = json.loads((out / "headwise.json").read_text(encoding="utf-8"))
@@ -157,6 +157,24 @@ def _check(budget: Budget, plan: Path | None, max_ratio: float | None, *, verify
         )
     if max_ratio is not None and not verify:
         raise HeadwiseError("--max-ratio needs the verification that --no-verify leaves out.")
+
+
+def _nothing_left(profile: Path, source: Text | Images) -> HeadwiseError:
+    from headwise.data.images import Images
+
+    advice = "--no-verify" if isinstance(source, Images) else "--other-text, or --no-verify"
+    return HeadwiseError(
+        f"{profile} was made on all of {source.source}, so nothing of it is left for the proof; "
+        f"give {advice}."
+    )
+
+
+def _refuse_with(images: str | None, **asked: object) -> None:
+    """Refuse options that are for text where images are given."""
+    for name, value in asked.items():
+        if images is not None and value:
+            option = f"--{name.replace('_', '-')}"
+            raise HeadwiseError(f"{option} is for models of text, not with --images; leave it out.")
 
 
 def _is_unproven(out: Path, *, verify: bool) -> bool:
@@ -189,7 +207,9 @@ def _read_plan(path: Path) -> Plan:
     return Plan.from_json(read_text(path, "a plan file"), str(path))
 
 
-def _verified(out: Path, model: str, texts: list[str | Text], tokens: int) -> dict[str, Any]:
+def _verified(
+    out: Path, model: str, texts: list[str | Text | Images], tokens: int
+) -> dict[str, Any]:
     from headwise.cli.progress import shown
     from headwise.measure.verification import Settings, verification
 

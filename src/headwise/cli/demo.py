@@ -30,8 +30,8 @@ def demo(
     say("SmolLM2-135M-Instruct, calibrated on builtin:python, to 75% of its attention parameters.")
     compress(
         "builtin:smollm2",
-        "builtin:python",
         out,
+        text="builtin:python",
         keep=["75%"],
         tokens=TOKENS,
         verify_tokens=VERIFIED,

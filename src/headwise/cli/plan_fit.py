@@ -162,10 +162,10 @@ def _predicted(found: Fit) -> dict[str, float | bool | None]:
 def _words(found: Fit, profile: Profile) -> str:
     if profile.record.objective == "embedding":
         return f"Predicted 1 − cosine of embeddings: {found.loss_increase:.4g}."
-    return (
-        f"Predicted: loss +{found.loss_increase:.4g} nats per token, perplexity "
-        f"×{found.perplexity_ratio:.4g}."
-    )
+    rise = f"Predicted: loss +{found.loss_increase:.4g} {profile.record.unit}"
+    if profile.record.of_images:  # it has no perplexity
+        return f"{rise}."
+    return f"{rise}, perplexity ×{found.perplexity_ratio:.4g}."
 
 
 def _picture(plan: Plan, found: Fit, profile: Profile) -> RenderableType:
@@ -208,7 +208,7 @@ def _show_pareto(
         ">1 − cosine" if embedding else ">loss increase",
         ">perplexity ×",
     )
-    if embedding:  # it has no perplexity
+    if embedding or profile.record.of_images:  # it has no perplexity
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = f"Budgets for {RESOURCE_NAMES[resource]}, policy {task.policy}"
     show(document, as_json=json, render=table(title, columns, rows))

@@ -1,4 +1,4 @@
-"""`headwise profile`: what the heads of a trained model do on a text, and what the loss needs."""
+"""`headwise profile`: what a trained model's heads do on a text, and what the loss needs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headwise.cli.calibration import ImagesOption, read_given
 from headwise.cli.console import ForceFlag, JsonFlag, say, show, table
 from headwise.cli.evaluate import check_choice, quiet_transformers
 from headwise.cli.report import report_beside
@@ -24,14 +25,17 @@ _D = ProfileSettings()
 
 def profile(
     model: Annotated[str, typer.Argument(help="A Hugging Face folder or name.")],
-    text: Annotated[
-        str, typer.Option("--text", help="File, folder, hub:owner/name or builtin:python.")
-    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The profile's folder.")],
+    text: Annotated[
+        str | None, typer.Option("--text", help="File, folder, hub:owner/name or builtin:python.")
+    ] = None,
+    images: ImagesOption = None,
     length: Annotated[
         int | None, typer.Option(help=f"Tokens per sequence [min({_D.length}, its context)].")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens read at most.")] = _D.tokens,
+    tokens: Annotated[
+        int, typer.Option(help="Tokens read at most; an image has one per patch and one more.")
+    ] = _D.tokens,
     chunk: Annotated[int, typer.Option(help="Sequences run and saved together.")] = _D.chunk,
     seed: Annotated[int, typer.Option(help="Of an encoder's masks and probes.")] = _D.seed,
     tokenizer: Annotated[
@@ -48,7 +52,7 @@ def profile(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure a model's heads on a text: one forward and one backward pass.
+    """Measure a model's heads on a text, or on images: one forward and one backward pass.
 
     Run the same command again to go on after a kill. Several processes share the work:
     torchrun --nproc_per_node 2 -m headwise profile …
@@ -56,21 +60,19 @@ def profile(
     Example: headwise profile ./model --text notes.txt -o model.profile
     """
     from headwise.artifacts import refuse_existing
-    from headwise.data.text import read_source
-    from headwise.nn.build import plan_of
     from headwise.profile.chunks import Job
-    from headwise.profile.source import Loading, load_profiled, sequences
+    from headwise.profile.source import Loading, load_profiled, sequences, usual_length
 
     quiet_transformers()
     check_choice("dtype", dtype, ("auto", "fp32", "bf16"))
     refuse_existing(out, force=force)
-    source = read_source(text)
+    source = read_given(text, images)
     loading = Loading(device, dtype, trust_remote_code, tokenizer, device_map)  # type: ignore[arg-type]
-    loaded, words = load_profiled(model, loading)
+    loaded, reader = load_profiled(model, loading)
     if length is None:
-        length = min(_D.length, plan_of(loaded).shape.context)
+        length = usual_length(loaded, _D.length)
     settings = ProfileSettings(length=length, tokens=tokens, chunk=chunk, seed=seed)
-    job = Job(loaded, model, sequences(loaded, words, source, settings), settings)
+    job = Job(loaded, model, sequences(loaded, reader, source, settings), settings)
     made = _run(job, out, force=force)
     if made is not None:
         report_beside(out)
@@ -140,10 +142,9 @@ def _picture(made: Profile) -> RenderableType:
     from rich.console import Group
 
     record = made.record
-    loss = "" if record.loss is None else f", loss {record.loss:.4f} nats per token"
-    title = (
-        f"{record.model}: {record.sequences} sequences of {record.settings['length']} tokens{loss}"
-    )
+    loss = "" if record.loss is None else f", loss {record.loss:.4f} {record.unit}"
+    read = f"{record.sequences} {'images' if record.of_images else 'sequences'}"
+    title = f"{record.model}: {read} of {record.settings['length']} tokens{loss}"
     rows = [
         (str(i), *("–" if x is None else f"{x:.4g}" for x in layer.values()))
         for i, layer in enumerate(_layers(made))

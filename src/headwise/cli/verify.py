@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headwise.cli.calibration import ImagesOption, read_given
 from headwise.cli.console import ForceFlag, JsonFlag, say, show, table
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def verify(
         typer.Option(help="What it was cut from: folder, hub name, .gguf file, builtin:smollm2."),
     ],
     text: Annotated[
-        str, typer.Option("--text", help="Held-out text of the calibration text's kind.")
-    ],
+        str | None, typer.Option("--text", help="Held-out text of the calibration text's kind.")
+    ] = None,
+    images: ImagesOption = None,
     other_text: Annotated[
         list[str] | None, typer.Option("--other-text", help="Text of another kind; repeatable.")
     ] = None,
@@ -81,7 +83,8 @@ def verify(
         str | None, typer.Option(help="Target: cached bytes per token, 75% or a number.")
     ] = None,
     min_agreement: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Target: agreement of the top token.")
+        float | None,
+        typer.Option(min=0, max=1, help="Target: agreement of the top token, or class."),
     ] = None,
     min_cosine: Annotated[
         float | None, typer.Option(min=-1, max=1, help="Target for encoders: mean cosine.")
@@ -117,6 +120,7 @@ def verify(
     }
     if output is not None:
         refuse_existing(output, force=force)
+    source = read_given(text, images)
     settings = Settings(
         window=window,
         stride=stride,
@@ -131,7 +135,7 @@ def verify(
         document = verification(
             out,
             against,
-            [text, *(other_text or [])],
+            [source, *(other_text or [])],
             settings,
             lambda what, done, total: bar.update(done, total, what),
         )
@@ -179,6 +183,9 @@ def verification_table(document: dict[str, Any]) -> RenderableType:
         if "cosine" in text:
             rows.append((f"cosine, {where}", "1", _number(text["cosine"]), ""))
             rows.append((f"least cosine, {where}", "1", _number(text["least_cosine"]), ""))
+            if "top_agreement" in text:
+                rows.append(("  top class agrees", "", f"{100 * text['top_agreement']:.2f}%", ""))
+                rows.append(("  KL, nats per image", "", f"{text['kl']:.4f}", ""))
             continue
         dense, own = text["dense_perplexity"], text["perplexity"]
         rows.append((f"perplexity, {where}", _number(dense), _number(own), _times(text["ratio"])))

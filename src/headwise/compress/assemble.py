@@ -18,6 +18,7 @@ from headwise.nn.checkpoint_writer import DEFAULT_SHARD_BYTES, CheckpointWriter
 from headwise.nn.companions import copy_companions
 from headwise.nn.layer_store import LayerStore
 from headwise.nn.layer_stream import LayerStream
+from headwise.nn.reading import processor_name
 from headwise.nn.shapes import TASKS
 from headwise.plan import Plan
 
@@ -34,11 +35,13 @@ def write_checkpoint(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
     """Write the cut model into an empty folder, tensor by tensor."""
-    task = "causal-lm" if stream.family.causal else "bare"
-    config = headwise_config(plan, stream.config, task)
+    config = headwise_config(plan, stream.config, stream.task)
     with torch.device("meta"):
-        model = TASKS[task](config)
+        model = TASKS[stream.task](config)
     config.architectures = [type(model).__name__]
+    processor = processor_name(stream.config)
+    if processor is not None:  # a preprocessor_config.json may leave it to the family's name
+        config.image_processor_type = processor
     sides = {
         f"{name}.{kind}": f"{side}.{kind}"
         for side, name in PROJECTIONS.items()
@@ -68,9 +71,9 @@ def write_checkpoint(
 
 
 def _stock_name(name: str, stream: LayerStream) -> str:
-    """The source's name of a weight; a bare encoder goes without its own prefix there."""
+    """The source's name of a weight; a bare model goes without its own prefix there."""
     name = name.removeprefix("backbone.")
-    if stream.family.causal:
+    if stream.task != "bare":
         return name
     return name.removeprefix(f"{stream.model.base_model_prefix}.")
 

@@ -25,15 +25,18 @@ CHECK_EVERY = 12  # one batch of so many is kept aside
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Batches of token ids; on those kept `aside` every choice is judged, none of few."""
+    """Batches of tokens or pixels; on those kept `aside` every choice is judged, none of few."""
 
     ids: list[Tensor]
     aside: tuple[int, ...]
 
 
-def calibration(ids: Tensor, settings: CutSettings, *, causal: bool) -> Calibration:
-    """The batches of a profile's windows."""
-    windows = list(torch.split(ids, max(1, settings.batch_tokens // ids.shape[1])))
+def calibration(
+    ids: Tensor, settings: CutSettings, *, causal: bool, length: int | None = None
+) -> Calibration:
+    """The batches of a profile's windows, or of its images, which are `length` tokens each."""
+    rows = max(1, settings.batch_tokens // (length or ids.shape[1]))
+    windows = list(torch.split(ids, rows))
     short = _openings(ids, len(windows) // OPENINGS_EVERY, settings) if causal else []
     aside = kept_aside(len(windows))
     openings_aside = [len(windows) + b for b in kept_aside(len(short))]

@@ -67,9 +67,14 @@ def _cut(
     checkpoint = Checkpoint.open(local_folder(request.model))
     with plan_errors():
         causal = family_of(config_of(checkpoint).model_type).causal
-    ids = torch.from_numpy(request.profile.ids)
-    text = calibration(ids, request.settings, causal=causal)
-    batches = [{"input_ids": rows} for rows in text.ids]
+    name, rows = request.profile.inputs
+    text = calibration(
+        torch.from_numpy(rows),
+        request.settings,
+        causal=causal,
+        length=request.profile.record.settings["length"],
+    )
+    batches = [{name: some} for some in text.ids]
     stream = LayerStream(checkpoint, batches, dtype=torch.float32)
     job = CutJob(stream, text.aside, request.profile, request.plan, request.settings, store)
     cut_layers(job, tick)
@@ -116,11 +121,7 @@ def _record(request: Request, layers: list[dict[str, Any]]) -> dict[str, Any]:
         "key": _key(request),
         "model": request.model,
         "command": request.command,
-        "calibration": {
-            "source": profiled.text.source,
-            "text_sha256": profiled.text.sha256,
-            "tokens": profiled.tokens,
-        },
+        "calibration": profiled.calibration,
         "profile_sha256": request.profile.sha256,
         "settings": request.settings.to_dict(),
         "layers": layers,

@@ -83,13 +83,11 @@ def cache_bytes(model: Any, n_tokens: int = 4) -> int:
 
 
 def _empty_model(checkpoint: Checkpoint) -> Any:
-    from headwise.nn.backbones_headwise import family_of
-    from headwise.nn.shapes import TASKS, plan_errors, stock_class
+    from headwise.nn.shapes import TASKS, checkpoint_task, plan_errors, stock_class
     from headwise.nn.stock_names import config_of
 
     config = config_of(checkpoint)
-    ours = config.model_type == "headwise"
     with plan_errors():
-        causal = family_of((config.backbone if ours else config).model_type).causal
-        task = "causal-lm" if causal else "bare"
+        task = checkpoint_task(config)
+        ours = config.model_type == "headwise"
         return TASKS[task](config) if ours else stock_class(config, task)(config)

@@ -1,4 +1,4 @@
-"""Tokens per second of several models side by side.
+"""Tokens per second of several models side by side; an image is as many as it has patches.
 
 The models take turns within every repetition, first in one order, then in the other, after a
 warm-up that is not counted: a machine that slows down slows all of them, and their ratio stays
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -40,14 +41,18 @@ def speeds(
     prompt: int = 128,
     new_tokens: int = 16,
     repeats: int = 5,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> tuple[Speed, ...]:
-    """The speed of each model with one sequence of `prompt` tokens; no decoding if none are new."""
+    """The speed of each model with one sequence of `prompt` tokens; no decoding if none are new.
+
+    The prompt is made of random tokens, or is `inputs` (an image).
+    """
     prefills: list[list[float]] = [[] for _ in models]
     decodes: list[list[float]] = [[] for _ in models]
     for turn in range(repeats + 1):
         order = range(len(models)) if turn % 2 else range(len(models) - 1, -1, -1)
         for i in order:
-            prefill, decode = _timed(models[i], prompt, new_tokens)
+            prefill, decode = _timed(models[i], inputs or prompt, new_tokens)
             if turn:
                 prefills[i].append(prompt / prefill)
                 decodes[i].append(new_tokens / decode)
@@ -57,32 +62,39 @@ def speeds(
     )
 
 
-def _timed(model: Any, prompt: int, new_tokens: int) -> tuple[float, float]:
-    """Seconds for the prompt, and for the new tokens after it."""
+def _prompt(model: Any, length: int) -> Mapping[str, Tensor]:
+    """Random tokens that the model knows."""
     import torch
 
     vocabulary = model.get_input_embeddings().weight.size(0)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (1, prompt), generator=generator).to(model.device)
+    return {"input_ids": torch.randint(vocabulary, (1, length), generator=generator)}
+
+
+def _timed(model: Any, prompt: int | Mapping[str, Tensor], new_tokens: int) -> tuple[float, float]:
+    """Seconds for the prompt, and for the new tokens after it."""
+    import torch
+
+    inputs = _prompt(model, prompt) if isinstance(prompt, int) else prompt
+    placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
     causal = {"use_cache": True} if new_tokens else {}
     with torch.inference_mode():
-        start = _now(ids)
-        output = model(input_ids=ids, **causal)
-        middle = _now(ids)
-        token = output.logits[:, -1:].argmax(-1) if new_tokens else ids
+        start = _now(model.device)
+        output = model(**placed, **causal)
+        middle = _now(model.device)
         for _ in range(new_tokens):
-            output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
             token = output.logits[:, -1:].argmax(-1)
-        return middle - start, max(_now(ids) - middle, 1e-9)
+            output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+        return middle - start, max(_now(model.device) - middle, 1e-9)
 
 
-def _now(on: Tensor) -> float:
+def _now(device: torch.device) -> float:
     """The time when everything asked of the device is done."""
     import torch
 
-    if on.device.type == "cuda":
-        torch.cuda.synchronize(on.device)
-    elif on.device.type == "mps":
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
         torch.mps.synchronize()
     return time.perf_counter()
 

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from headwise import artifacts
+from headwise.data.images import PIXELS, Images
 from headwise.data.text import Text, read_source
 from headwise.devices import Dtype
 from headwise.errors import HeadwiseError
 from headwise.measure.comparison import Comparison, comparison, embedding_cosines
+from headwise.measure.images import image_comparison
 from headwise.measure.likelihood import DEFAULT_WINDOW, scored_stream
-from headwise.measure.loading import load_model, model_context
+from headwise.measure.loading import model_context
+from headwise.measure.pairs import Pair, loaded_pair
 from headwise.measure.size import Counted, cache_bytes, counted, plan_in
 from headwise.measure.speed import speeds
 from headwise.nn.checkpoint import Checkpoint
@@ -51,20 +54,10 @@ class Settings:
     repeats: int = 5  # of the timings; 0 leaves them out
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """The model and its source, loaded alike."""
-
-    model: Any
-    reference: Any
-    tokenizer: Any
-    causal: bool
-
-
 def verification(
     out: str,
     against: str,
-    texts: Sequence[str | Text],
+    texts: Sequence[str | Text | Images],
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -73,11 +66,11 @@ def verification(
     sources = [read_source(text) if isinstance(text, str) else text for text in texts]
     folders = local_folder(out), local_folder(against)
     files = Checkpoint.open(folders[0]), Checkpoint.open(folders[1])
-    pair = _loaded(folders, files, settings)
+    pair = loaded_pair(folders, files, sources, settings)
     used = calibration_hashes(folders[0])
-    measured = [_text(pair, source, settings, progress) for source in sources]
+    measured = [_quality(pair, source, settings, progress) for source in sources]
     document: dict[str, Any] = {"format": VERIFY_FORMAT, "model": out, "against": against}
-    document["kind"] = "causal" if pair.causal else "encoder"
+    document["kind"] = pair.kind
     document["texts"] = [
         {
             "source": source.source,
@@ -98,7 +91,7 @@ def verification(
 
 
 def calibration_hashes(folder: Path) -> frozenset[str]:
-    """The SHA-256 of every text that a checkpoint's headwise.json says it was made with."""
+    """The SHA-256 of all texts and images that a headwise.json says its model was made with."""
     try:
         record = json.loads((folder / "headwise.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -109,7 +102,7 @@ def calibration_hashes(folder: Path) -> frozenset[str]:
 def _hashes(record: Any) -> Iterator[str]:
     if isinstance(record, dict):
         for key, value in record.items():
-            if key == "text_sha256" and isinstance(value, str):
+            if key in {"text_sha256", "images_sha256"} and isinstance(value, str):
                 yield value
             else:
                 yield from _hashes(value)
@@ -118,42 +111,23 @@ def _hashes(record: Any) -> Iterator[str]:
             yield from _hashes(value)
 
 
-def _loaded(
-    folders: tuple[Path, Path], files: tuple[Checkpoint, Checkpoint], settings: Settings
-) -> _Pair:
-    plans = [plan_in(one) for one in files]
-    causal = plans[0].shape.causal
-    if causal != plans[1].shape.causal:
-        raise HeadwiseError(
-            "a causal model and an encoder cannot be compared; give the model this one was made "
-            "from."
-        )
-    (model, own), (reference, words) = (
-        load_model(
-            str(folder),
-            kind="causal" if causal else "encoder",
-            device=settings.device,
-            dtype=settings.dtype,
-            trust_remote_code=settings.trust_remote_code,
-            tokenizer=settings.tokenizer,
-        )
-        for folder in folders
-    )
-    if own.get_vocab() != words.get_vocab():
-        raise HeadwiseError(
-            "both models must have one tokenizer, but theirs differ; give the model this one was "
-            "made from."
-        )
-    return _Pair(model, reference, own, causal)
-
-
-def _text(
-    pair: _Pair, source: Text, settings: Settings, progress: Progress | None
+def _quality(
+    pair: Pair, source: Text | Images, settings: Settings, progress: Progress | None
 ) -> dict[str, Any]:
     def tick(done: int, total: int) -> None:
         if progress is not None:
             progress(source.source, done, total)
 
+    if isinstance(source, Images):
+        most = settings.max_tokens and max(1, settings.max_tokens // pair.context)
+        pixels = pair.reader.pixels(source, most)
+        return image_comparison(pair.model, pair.reference, pixels, tick=tick).to_dict()
+    return _text(pair, source, settings, tick)
+
+
+def _text(
+    pair: Pair, source: Text, settings: Settings, tick: Callable[[int, int], None]
+) -> dict[str, Any]:
     context = model_context(pair.reference)
     window = settings.window or min(context or DEFAULT_WINDOW, DEFAULT_WINDOW)
     if context is not None and window > context:
@@ -161,7 +135,7 @@ def _text(
             f"window must be at most the model's context of {context} tokens, got {window}."
         )
     if pair.causal:
-        stream, _ = scored_stream(pair.tokenizer, source, settings.max_tokens)
+        stream, _ = scored_stream(pair.reader, source, settings.max_tokens)
         found = comparison(
             pair.model,
             pair.reference,
@@ -175,7 +149,7 @@ def _text(
     cosines = embedding_cosines(
         pair.model,
         pair.reference,
-        pair.tokenizer,
+        pair.reader,
         sentences,
         max_length=min(window, 128),
         tick=tick,
@@ -230,7 +204,7 @@ def _sentences(source: Text, most: int | None) -> list[str]:
     return found
 
 
-def _sizes(pair: _Pair, files: tuple[Checkpoint, Checkpoint]) -> dict[str, Any]:
+def _sizes(pair: Pair, files: tuple[Checkpoint, Checkpoint]) -> dict[str, Any]:
     plans = [plan_in(one) for one in files]
     counts: list[Counted] = [counted(one) for one in files]
     costs: list[Cost] = [cost(plan) for plan in plans]
@@ -258,18 +232,26 @@ def _sizes(pair: _Pair, files: tuple[Checkpoint, Checkpoint]) -> dict[str, Any]:
     return found
 
 
-def _running(planned: Cost, kv_dtype_bytes: int, pair: _Pair) -> int:
+def _running(planned: Cost, kv_dtype_bytes: int, pair: Pair) -> int:
     return planned.kv_bytes // kv_dtype_bytes * int(pair.model.dtype.itemsize)
 
 
-def _speeds(pair: _Pair, settings: Settings) -> dict[str, Any] | None:
+def _speeds(pair: Pair, settings: Settings) -> dict[str, Any] | None:
     if not settings.repeats:
         return None
-    new = settings.new_tokens if pair.causal else 0
-    context = model_context(pair.reference)
-    prompt = settings.prompt if context is None else min(settings.prompt, context - new)
+    new, inputs = settings.new_tokens if pair.causal else 0, None
+    if pair.kind == "image":
+        inputs = {PIXELS: _noise(pair)}
+        prompt = pair.context
+    else:
+        context = model_context(pair.reference)
+        prompt = settings.prompt if context is None else min(settings.prompt, context - new)
     own, dense = speeds(
-        (pair.model, pair.reference), prompt=prompt, new_tokens=new, repeats=settings.repeats
+        (pair.model, pair.reference),
+        prompt=prompt,
+        new_tokens=new,
+        repeats=settings.repeats,
+        inputs=inputs,
     )
     found: dict[str, Any] = {"prompt": prompt, "new_tokens": new, "repeats": settings.repeats}
     for name in ("prefill", "decode") if new else ("prefill",):
@@ -282,12 +264,21 @@ def _speeds(pair: _Pair, settings: Settings) -> dict[str, Any] | None:
     return found
 
 
+def _noise(pair: Pair) -> Any:
+    """One image that nobody took: its content does not change the time it takes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((1, *pair.reader.shape), generator=generator).to(pair.model.dtype)
+
+
 def _warnings(document: dict[str, Any], *, known: bool) -> Iterator[str]:
     for text in document["texts"]:
         if text["is_calibration_text"]:
+            what = "images" if "images" in text else "text"
             yield (
-                f"{text['source']} is the text the model was calibrated on, so its figures flatter "
-                "the cut; measure on text it has not seen."
+                f"{text['source']} is the {what} the model was calibrated on, so its figures "
+                f"flatter the cut; measure on {what} it has not seen."
             )
         windows = text.get("windows") or {"broken": 0}
         if windows["broken"]:
@@ -297,9 +288,10 @@ def _warnings(document: dict[str, Any], *, known: bool) -> Iterator[str]:
                 f"to {windows['worst_kl']:.1f} nats per token). Keep more, or recover."
             )
     if not known:
+        what = "images" if document["kind"] == "image" else "text"
         yield (
-            f"{document['model']} does not say which text it was calibrated on; make sure that it "
-            "was not one of these."
+            f"{document['model']} does not say which {what} it was calibrated on; make sure that "
+            "it was not one of these."
         )
     for name, size in document["size"].items():
         for which in ("dense", "cut"):

@@ -35,7 +35,7 @@ from headwise.nn.backbones_headwise import (
 )
 from headwise.nn.checkpoint import Checkpoint
 from headwise.nn.configuration_headwise import planned_layers
-from headwise.nn.shapes import plan_errors, stock_class
+from headwise.nn.shapes import checkpoint_task, plan_errors, stock_class
 from headwise.nn.stock_names import config_of, stock_names
 from headwise.plan import LayerPlan
 
@@ -46,7 +46,7 @@ class LayerStream:
     """The layers of a checkpoint, and what each is called with for each of `batches`.
 
     `dtype` (default: as stored) and `device` are where the layers run; `task` is as for
-    `headwise.nn.shapes.stock_class` (default: causal-lm, or bare for encoders).
+    `headwise.nn.shapes.stock_class` (default: the checkpoint's).
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class LayerStream:
             self.family = family_of(self.config.model_type)
         if attn_implementation is not None:
             self.config._attn_implementation = attn_implementation
-        task = task or ("causal-lm" if self.family.causal else "bare")
+        self.task = task or checkpoint_task(self.config)
         # Buffers (rotary frequencies, position numbers) are not in checkpoints: they are made.
         with init_empty_weights(include_buffers=False), no_init_weights():
-            self.model = stock_class(self.config, task)(self.config).eval()
+            self.model = stock_class(self.config, self.task)(self.config).eval()
         self.names = stock_names(checkpoint, self.model)
         self.planes = rotary_planes(self.model)
         base = base_of(self.model)
@@ -78,7 +78,7 @@ class LayerStream:
         self._stand_ins = [_StandIn(layer) for layer in self._stock]
         base.set_submodule(self.family.layers, nn.ModuleList(self._stand_ins))
         self._load_around()
-        self.batches = [{n: t.to(self.device) for n, t in batch.items()} for batch in batches]
+        self.batches = [{n: self._placed(t) for n, t in batch.items()} for batch in batches]
         self._calls: list[list[Any]] = []
         self.first: list[torch.Tensor] = []  # the inputs of layer 0, batch by batch
         self._record()

@@ -39,6 +39,7 @@ TASKS: dict[str, type[modeling.HeadwisePreTrainedModel]] = {
     "sequence-classification": modeling.HeadwiseForSequenceClassification,
     "image-classification": modeling.HeadwiseForImageClassification,
 }
+_KEPT_HEADS = ("image-classification",)  # heads that an encoder's cut keeps and its proof uses
 
 
 @contextmanager
@@ -65,11 +66,28 @@ def stock_class(config: Any, task: str) -> Any:
     return mapping[type(config)]
 
 
+def checkpoint_task(config: Any) -> str:
+    """The task that a checkpoint is read for: what its config was saved with, or bare."""
+    stock = getattr(config, "backbone", config)
+    with plan_errors():
+        if family_of(stock.model_type).causal:
+            return "causal-lm"
+    saved = (config.architectures or [""])[0]
+    for task in _KEPT_HEADS:
+        mapping = TASKS[task]._task._model_mapping
+        if type(stock) in mapping and saved in {
+            mapping[type(stock)].__name__,
+            TASKS[task].__name__,
+        }:
+            return task
+    return "bare"
+
+
 def stock_plan(config: Any, task: str | None = None) -> Plan:
-    """The uniform plan of a stock config; `task` (default: causal-lm or bare) sets its head."""
+    """The uniform plan of a stock config; `task` (default: its checkpoint's) sets its head."""
     with plan_errors():
         family = family_of(config.model_type)
-    task = task or ("causal-lm" if family.causal else "bare")
+    task = task or checkpoint_task(config)
     with torch.device("meta"):
         model = stock_class(config, task)(copy.deepcopy(config))
     shape = _shape(model, family)

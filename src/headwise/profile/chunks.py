@@ -142,15 +142,16 @@ def measure_chunks(
 def measured(job: Job, index: int) -> Chunk:
     """The sums of one chunk: a forward and a backward over its sequences."""
     first = index * job.settings.chunk
-    rows = job.sequences.ids[first : first + job.settings.chunk]
+    rows = job.sequences.inputs[first : first + job.settings.chunk]
     numbers = tuple(range(first, first + len(rows)))
-    ids = torch.from_numpy(rows).to(input_device(job.model))
-    batch = probe(
-        job.sequences.objective, ids, numbers, job.settings.seed, job.sequences.mask_token
-    )
-    cached = {} if job.sequences.objective == "masked-token" else {"use_cache": False}
+    inputs = torch.from_numpy(rows).to(input_device(job.model))
+    if inputs.is_floating_point():
+        inputs = inputs.to(job.model.dtype)
+    objective = job.sequences.objective
+    batch = probe(objective, inputs, numbers, job.settings.seed, job.sequences.mask_token)
+    cached = {"use_cache": False} if objective == "next-token" else {}
     with torch.enable_grad(), recording(job.model, job.settings.lengths) as chunk:
-        losses, counts = batch.losses(job.model(input_ids=batch.input_ids, **cached))
+        losses, counts = batch.losses(job.model(**{job.sequences.name: batch.inputs}, **cached))
         if not bool(torch.isfinite(losses).all()):
             raise HeadwiseError(
                 f"the model's loss on sequences {numbers[0]} to {numbers[-1]} must be finite, got "

@@ -12,7 +12,8 @@
         layers.3.z_moment, q_, k_     second moments per token, the group's query heads added
         layers.3.z_mean, q_, k_       means per token of every query head (k: of every group)
         layers.3.entropy, jacobian_norm, score_spread     lengths × H
-        ids                           S × length      int32: the sequences themselves
+        ids                           S × length      int32: the sequences themselves; of images
+        pixel_values                  S × channels × height × width      instead, float16
 
 `decode` is the inverse of `encode` and is made in double precision when it is asked for, so all
 directions together are the identity to the last digits, whatever was rounded on the way.
@@ -33,6 +34,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from headwise.artifacts import sha256
+from headwise.data.images import PIXELS
 from headwise.errors import HeadwiseError
 from headwise.plan import Count, Plan
 from headwise.plan_format import Frozen
@@ -42,7 +44,7 @@ RECORD, TENSORS = "profile.json", "profile.safetensors"
 
 
 class TextRecord(Frozen):
-    """The text a profile was measured on."""
+    """The text, or the images, that a profile was measured on."""
 
     source: str
     sha256: str
@@ -56,7 +58,7 @@ class ProfileRecord(Frozen):
     weights_sha256: str
     dtype: str
     device: str
-    objective: Literal["next-token", "masked-token", "embedding"]
+    objective: Literal["next-token", "masked-token", "label", "embedding"]
     text: TextRecord
     settings: dict[str, int]
     sequences: Count
@@ -70,6 +72,25 @@ class ProfileRecord(Frozen):
     plan: dict[str, Any]  # dense, every scale and plane explicit
     tensors: dict[str, tuple[int, ...]]
     tensors_sha256: str
+
+    @property
+    def of_images(self) -> bool:
+        """Whether it was measured on images, each of which is a sequence."""
+        return PIXELS in self.tensors
+
+    @property
+    def calibration(self) -> dict[str, Any]:
+        """What the record of a model that is made with this profile says of its text or images."""
+        kind = "images" if self.of_images else "text"
+        found = {"source": self.text.source, f"{kind}_sha256": self.text.sha256}
+        return (
+            found | ({"images": self.sequences} if self.of_images else {}) | {"tokens": self.tokens}
+        )
+
+    @property
+    def unit(self) -> str:
+        """What the loss and its predicted rise are in; an embedding has neither."""
+        return "nats per image" if self.objective == "label" else "nats per token"
 
 
 @dataclass(frozen=True)
@@ -108,6 +129,13 @@ class Profile:
     def ids(self) -> Int[np.ndarray, "sequences length"]:
         """The token sequences that were read, for whatever is fitted to the same text."""
         return self.tensors["ids"].astype(np.int64)
+
+    @property
+    def inputs(self) -> tuple[str, np.ndarray]:
+        """What the model was called with: input_ids or pixel_values."""
+        if self.record.of_images:
+            return PIXELS, self.tensors[PIXELS].astype(np.float32)
+        return "input_ids", self.ids
 
     def get(self, layer: int, name: str) -> np.ndarray:
         """One tensor of one layer, in double precision."""

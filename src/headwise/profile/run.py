@@ -46,7 +46,7 @@ def finish(
     chunks, losses = _chunks(job, partial)
     qk_whole = any(hasattr(a, "q_norm") for a in attentions)
     centred = all(a.o_proj.bias is not None for a in attentions)
-    tensors: dict[str, np.ndarray] = {"ids": job.sequences.ids.astype(np.int32)}
+    tensors: dict[str, np.ndarray] = dict([job.sequences.stored])
     for i, (layer, attention) in enumerate(zip(plan.layers, attentions, strict=True)):
         arrays = reduced_layer(
             chunks,
@@ -86,7 +86,7 @@ def _chunks(job: Job, partial: Partial) -> tuple[Chunks, np.ndarray]:
         with safe_open(path, framework="np") as file:
             losses.append(file.get_tensor("losses").astype(np.float64))
             counts.append(file.get_tensor("counts").astype(np.float64))
-    found = Chunks(paths, np.concatenate(counts), job.sequences.ids.size)
+    found = Chunks(paths, np.concatenate(counts), len(job.sequences) * job.settings.length)
     return found, np.concatenate(losses)
 
 

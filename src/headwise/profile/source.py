@@ -1,4 +1,4 @@
-"""The two inputs of a profile: a model, ready to be listened to, and its text in sequences."""
+"""The two inputs of a profile: a model, ready to be listened to, and its text or its images."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float16, Int
 
+from headwise.data.images import PIXELS, Images
+from headwise.data.pixels import ImageReader
 from headwise.data.text import Text
-from headwise.data.tokens import load_tokenizer, refuse_absent_path, token_stream
+from headwise.data.tokens import refuse_absent_path, token_stream
 from headwise.devices import Dtype, chosen_device
 from headwise.errors import HeadwiseError
 from headwise.nn.backbones_headwise import FAMILIES
-from headwise.nn.build import convert
+from headwise.nn.build import convert, plan_of
 from headwise.nn.modeling_headwise import (
+    HeadwiseForImageClassification,
     HeadwiseForMaskedLM,
     HeadwiseModel,
     HeadwisePreTrainedModel,
 )
+from headwise.nn.reading import load_reader, refuse_other_kind
+from headwise.nn.shapes import TASKS, checkpoint_task
 from headwise.nn.sources import model_folder
 from headwise.profile.objectives import Objective
 from headwise.profile.settings import ProfileSettings
@@ -29,19 +34,35 @@ from headwise.profile.settings import ProfileSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from headwise.nn.reading import Reader
+
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Token sequences of one length, what is asked about them, and where they are from."""
+    """Token sequences of one length, or images, what is asked about them, where they are from."""
 
-    ids: Int[np.ndarray, "sequences length"]
+    inputs: (
+        Int[np.ndarray, "sequences length"] | Float16[np.ndarray, "sequences channels height width"]
+    )
     objective: Objective
     source: str
     sha256: str
     mask_token: int | None = None
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.inputs)
+
+    @property
+    def name(self) -> str:
+        """What the model calls them."""
+        return PIXELS if self.inputs.ndim == 4 else "input_ids"
+
+    @property
+    def stored(self) -> tuple[str, np.ndarray]:
+        """Their name and numbers in a profile."""
+        return (
+            (PIXELS, self.inputs) if self.name == PIXELS else ("ids", self.inputs.astype(np.int32))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +76,26 @@ class Loading:
     device_map: str | dict[str, Any] | None = None
 
 
-def load_profiled(
-    name: str, loading: Loading | None = None
-) -> tuple[HeadwisePreTrainedModel, PreTrainedTokenizerBase]:
-    """The model with headwise attention, in evaluation mode, and its tokenizer.
+def load_profiled(name: str, loading: Loading | None = None) -> tuple[HeadwisePreTrainedModel, Any]:
+    """The model with headwise attention, in evaluation mode, and its tokenizer or image reader.
 
-    A causal family is loaded with its head; an encoder with its masked-token head where the
-    checkpoint has one, otherwise bare.
+    A causal family is loaded with its head; an encoder with its masked-token head or its image
+    classes where the checkpoint has them, otherwise bare.
     """
     how = loading or Loading()
     refuse_absent_path(name, "a Hugging Face folder with config.json and weights")
     folder = model_folder(name)
-    words = load_tokenizer(how.tokenizer or folder, trust_remote_code=how.trust_remote_code)
+    reader = load_reader(folder, how.tokenizer, trust_remote_code=how.trust_remote_code)
     place = chosen_device(how.device)
     number = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(
         how.dtype, torch.float32 if place == "cpu" else "auto"
     )
     try:
         auto, trust = _auto_class(folder, how.trust_remote_code), how.trust_remote_code
-        stock = auto.from_pretrained(folder, dtype=number, trust_remote_code=trust)
+        # What a checkpoint lacks (a pooler) is drawn: alike in every run, for it is fingerprinted.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            stock = auto.from_pretrained(folder, dtype=number, trust_remote_code=trust)
     # transformers raises many kinds here: OSError, ValueError, its own and safetensors'.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
@@ -84,18 +106,20 @@ def load_profiled(
     model: Any = stock if isinstance(stock, HeadwisePreTrainedModel) else convert(stock)
     del stock
     placed = model.to(place) if how.device_map is None else _spread(model, how.device_map)
-    return placed.eval(), words
+    return placed.eval(), reader
 
 
 def _auto_class(name: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     family = FAMILIES.get(getattr(config, "backbone", config).model_type)
     if family is None or family.causal:
         return AutoModelForCausalLM
     heads = config.architectures or [""]
-    return AutoModelForMaskedLM if heads[0].endswith("ForMaskedLM") else AutoModel
+    if heads[0].endswith("ForMaskedLM"):
+        return AutoModelForMaskedLM
+    return TASKS[checkpoint_task(config)]._task
 
 
 def _spread(model: Any, device_map: str | dict[str, Any]) -> Any:
@@ -123,10 +147,47 @@ def objective_of(model: HeadwisePreTrainedModel) -> Objective:
     """What the sensitivities of this model are sensitivities of."""
     if isinstance(model, HeadwiseModel):
         return "embedding"
+    if isinstance(model, HeadwiseForImageClassification):
+        return "label"
     return "masked-token" if isinstance(model, HeadwiseForMaskedLM) else "next-token"
 
 
+def usual_length(model: HeadwisePreTrainedModel, most: int) -> int:
+    """The tokens of a sequence unless said otherwise; an image has all that there are positions."""
+    context = plan_of(model).shape.context
+    return context if model.main_input_name == PIXELS else min(most, context)
+
+
 def sequences(
+    model: HeadwisePreTrainedModel,
+    reader: Reader,
+    source: Text | Images,
+    settings: ProfileSettings,
+) -> Sequences:
+    """As much of a source as `settings` ask for, as the model reads it."""
+    refuse_other_kind(reader, source)
+    if isinstance(source, Images):
+        assert isinstance(reader, ImageReader)
+        return _images(model, reader, source, settings)
+    assert not isinstance(reader, ImageReader)
+    return _text(model, reader, source, settings)
+
+
+def _images(
+    model: HeadwisePreTrainedModel, reader: ImageReader, images: Images, settings: ProfileSettings
+) -> Sequences:
+    """The first images; each is a sequence of its patches."""
+    length = plan_of(model).shape.context
+    if settings.length != length:
+        raise HeadwiseError(
+            f"an image is {length} tokens to this model, got a length of {settings.length}; leave "
+            "--length out."
+        )
+    pixels = reader.pixels(images, settings.tokens // length)
+    return Sequences(pixels, objective_of(model), images.source, images.sha256)
+
+
+def _text(
     model: HeadwisePreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: Text,
@@ -194,6 +255,6 @@ def _parameters(model: HeadwisePreTrainedModel) -> Iterator[tuple[str, torch.Ten
 
 
 def input_device(model: HeadwisePreTrainedModel) -> torch.device:
-    """Where token ids go; inputs of a module kept elsewhere are moved by accelerate."""
-    device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment]
+    """Where inputs go; those of a module kept elsewhere are moved by accelerate."""
+    device = next(model.get_input_embeddings().parameters()).device
     return torch.device("cpu") if device.type == "meta" else device

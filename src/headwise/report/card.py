@@ -1,4 +1,4 @@
-"""The model card of a cut checkpoint: what was done, on what text, with which figures.
+"""The model card of a cut checkpoint: what was done, on what, with which figures.
 
     OUT/config.json ─► plan ──┐
     OUT/headwise.json ────────┼─► OUT/README.md
@@ -24,6 +24,7 @@ from headwise.report.card_metadata import (
     metadata_in,
     shown_source,
 )
+from headwise.report.model_kind import ModelKind, calibrated_on, calibration_sha256, kind_of
 
 if TYPE_CHECKING:
     from headwise.plan import Plan
@@ -34,7 +35,6 @@ _SIZES = {
     "total_params": "parameters",
     "kv_bytes": "cached bytes per token",
 }
-_AUTO = {True: "AutoModelForCausalLM", False: "AutoModel"}  # by causal
 
 
 def write_card(folder: Path, source: Path | None = None, *, name: str | None = None) -> None:
@@ -57,18 +57,19 @@ def model_card(folder: Path, source: Path | None, name: str) -> str:
     record, proof = _json(folder / "headwise.json"), _json(folder / "verify.json")
     before = metadata_in((source or folder) / CARD)
     base = base_of(before, str(record.get("model", "")))
+    kind = kind_of(folder, record, causal=plan.shape.causal)
     head = front_matter(
         record,
         proof or None,
         base=base,
         licence=licence_of(before),
         name=name,
-        causal=plan.shape.causal,
+        task=kind.task,
     )
     parts = [_title(name, record, base), _done(record, plan)]
     if proof:
         parts.append(_figures(proof))
-    parts += [_plan_table(plan), _loading(plan.shape.causal), _limits(proof)]
+    parts += [_plan_table(plan), _loading(kind), _limits(proof, kind)]
     return head + "\n" + "\n\n".join(parts) + "\n"
 
 
@@ -105,9 +106,10 @@ def _done(record: Mapping[str, Any], plan: Plan) -> str:
 def _texts(record: Mapping[str, Any]) -> Iterator[str]:
     used = record.get("calibration")
     if used:
+        what = "images" if "images" in used else "text"
         yield (
-            f"- Calibrated on {used['tokens']:,} tokens of `{shown_source(used['source'])}` "
-            f"(SHA-256 of the text `{used['text_sha256']}`)."
+            f"- Calibrated on {calibrated_on(used)} of `{shown_source(used['source'])}` "
+            f"(SHA-256 of the {what} `{calibration_sha256(used)}`)."
         )
     recovery = record.get("recovery")
     if recovery:
@@ -126,6 +128,8 @@ def _figures(proof: Mapping[str, Any]) -> str:
         if "cosine" in text:
             least = f"least {text['least_cosine']:.4f}"
             rows.append((f"cosine, {where}", "1", f"{text['cosine']:.4f}", least))
+            if "top_agreement" in text:
+                rows.append((f"top class agrees, {where}", "", f"{text['top_agreement']:.2%}", ""))
             continue
         numbers = (_number(text["dense_perplexity"]), _number(text["perplexity"]))
         rows.append((f"perplexity, {where}", *numbers, f"×{_number(text['ratio'])}"))
@@ -160,24 +164,25 @@ def _plan_table(plan: Plan) -> str:
     return f"## The plan\n\n{note}\n\n{_table(columns, rows)}"
 
 
-def _loading(causal: bool) -> str:
-    auto = _AUTO[causal]
+def _loading(kind: ModelKind) -> str:
     return (
-        "## How to load it\n\nWith headwise installed:\n\n```python\nimport headwise\n"
-        f"from transformers import {auto}, AutoTokenizer\n\n"
-        f'model = {auto}.from_pretrained("path/to/this/folder")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```\n\n'
+        "## How to load it\n\nWith headwise installed:\n\n```python\n"
+        f"{kind.program('path/to/this/folder')}\n```\n\n"
         "Without it, the folder's own model code is run, which needs only torch and transformers: "
-        f'`{auto}.from_pretrained("path/to/this/folder", trust_remote_code=True)`.'
+        f'`{kind.auto}.from_pretrained("path/to/this/folder", trust_remote_code=True)`.'
     )
 
 
-def _limits(proof: Mapping[str, Any]) -> str:
+def _limits(proof: Mapping[str, Any], kind: ModelKind) -> str:
+    fitted = "text named above; text of another kind, or another language, loses more"
+    measured = "Perplexity is not all: tasks, long contexts and safety were not measured"
+    if kind.of_images:
+        fitted = "images named above; images of another kind lose more"
+        measured = "Agreement with the source is not all: tasks were not measured"
     lines = [
         "- It has the limits and biases of the model it was cut from, and its licence.",
-        "- It was fitted to the text named above; text of another kind, or another language, loses "
-        "more.",
-        "- Perplexity is not all: tasks, long contexts and safety were not measured."
+        f"- It was fitted to the {fitted}.",
+        f"- {measured}."
         if proof
         else "- Its quality was not measured: run `headwise verify` before you use it.",
         "- Heads of many widths in one layer run as several smaller calls, so it can be slower "
@@ -187,8 +192,9 @@ def _limits(proof: Mapping[str, Any]) -> str:
     ]
     for text in proof.get("texts", ()):
         if text["is_calibration_text"]:
+            what = "images" if kind.of_images else "text"
             lines.append(
-                f"- `{shown_source(text['source'])}` is the text it was calibrated on, so the "
+                f"- `{shown_source(text['source'])}` is the {what} it was calibrated on, so the "
                 "figures on it flatter the model."
             )
     return "## Limits\n\n" + "\n".join(lines)

@@ -19,7 +19,6 @@ _HUB_NAMES = {
 }
 _LICENCE = ("license", "license_name", "license_link")
 _OURS = "headwise"  # the tag by which a card of ours is known again
-TASKS = {True: "text-generation", False: "feature-extraction"}  # by causal
 
 
 def front_matter(
@@ -29,18 +28,18 @@ def front_matter(
     base: str | None,
     licence: Mapping[str, Any],
     name: str,
-    causal: bool,
+    task: str,
 ) -> str:
     """The block between the two `---`, these included."""
     from huggingface_hub import ModelCardData
 
-    results = list(_results(proof, TASKS[causal])) if proof else []
+    results = list(_results(proof, task)) if proof else []
     fields: dict[str, Any] = {
         "base_model": base,
         "base_model_relation": RELATION if base else None,
         "datasets": _datasets(record) or None,
         "library_name": "transformers",
-        "pipeline_tag": TASKS[causal],
+        "pipeline_tag": task,
         "tags": [_OURS, "compressed", "low-rank", "attention"],
         **licence,
     }
@@ -87,7 +86,7 @@ def metadata_in(card: Path) -> dict[str, Any]:
 
 
 def shown_source(source: str) -> str:
-    """A text or model by its name: Hub and built-in names whole, paths by their last part."""
+    """A source or model by its name: Hub and built-in names whole, paths by their last part."""
     if source.startswith(("builtin:", "hub:")):
         return source
     return source if hub_name(source) else Path(source).name
@@ -110,11 +109,14 @@ def _results(proof: Mapping[str, Any], task: str) -> Iterator[Any]:
         "cosine": ("cosine_similarity", "Mean cosine with the source model's embeddings"),
     }
     for text in proof["texts"]:
+        images = "images" in text
+        if images:
+            metrics["top_agreement"] = ("accuracy", "Top class agrees with the source model")
         for key, (kind, called) in metrics.items():
             if text.get(key) is not None:
                 yield EvalResult(
                     task_type=task,
-                    dataset_type="text",
+                    dataset_type="image" if images else "text",
                     dataset_name=shown_source(text["source"]),
                     metric_type=kind,
                     metric_name=called,

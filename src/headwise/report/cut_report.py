@@ -15,10 +15,11 @@ from headwise.report.card_metadata import shown_source
 from headwise.report.compare_report import comparison_section
 from headwise.report.head_charts import spectra, width_maps
 from headwise.report.layer_charts import saturation_chart, sensitivity_chart
+from headwise.report.model_kind import calibrated_on, calibration_sha256, kind_of
 from headwise.report.pieces import Card
 from headwise.report.proof_charts import drift_chart, prediction_chart, text_name
 from headwise.report.sources import CutModel
-from headwise.report.warnings import NOTICEABLE, cut_warnings
+from headwise.report.warnings import NOTICEABLE, cut_warnings, speed_change
 
 _SIZES = {
     "attn_params": "Attention parameters",
@@ -34,10 +35,7 @@ def cut_page(cut: CutModel) -> str:
     model, text = (
         shown_source(str(x)) for x in (cut.record.get("model", "?"), used.get("source", "?"))
     )
-    lead = (
-        f"{model} with narrower attention heads, calibrated on {used.get('tokens', 0):,} tokens of "
-        f"{text}."
-    )
+    lead = f"{model} with narrower attention heads, calibrated on {calibrated_on(used)} of {text}."
     warnings = cut_warnings(cut, predicted)
     parts = [pieces.section("What was gained, what was lost", pieces.cards(headline(cut)))]
     if warnings:
@@ -78,6 +76,9 @@ def headline(cut: CutModel) -> Iterator[Card]:
         if "cosine" in text:
             beside = f"{text_name(text)}; least {text['least_cosine']:.4f}"
             yield Card("Cosine with the dense model", f"{text['cosine']:.4f}", beside)
+            if "top_agreement" in text:
+                of = f"of {text['images']:,} images, {text_name(text)}"
+                yield Card("Same top class", f"{text['top_agreement']:.1%}", of)
             continue
         ratio = text["ratio"]
         value = "beyond use" if ratio is None else f"×{ratio:.3f}"
@@ -88,9 +89,10 @@ def headline(cut: CutModel) -> Iterator[Card]:
         speed = (cut.proof.get("speed") or {}).get(name)
         if speed:
             beside = " → ".join(f"{speed[which]['median']:,.0f}" for which in ("dense", "cut"))
-            mood = "good" if speed["ratio"] >= 1 else "bad"
+            change = speed_change(speed)
+            mood = {"faster": "good", "slower": "bad"}.get(change, "")
             title = f"{words} speed ({name})"
-            yield Card(title, f"×{speed['ratio']:.2f}", f"{beside} tokens/s", mood)
+            yield Card(title, f"×{speed['ratio']:.2f}", f"{beside} tokens/s, {change}", mood)
 
 
 def _predicted(cut: CutModel) -> float | None:
@@ -114,7 +116,7 @@ def _measured(cut: CutModel, predicted: float | None) -> list[str]:
         f"On {text_name(t)} the likeliest next token is the dense model's in "
         f"{t['top_agreement']:.1%} of {t['tokens']:,} places."
         for t in cut.proof["texts"]
-        if "top_agreement" in t
+        if "top_agreement" in t and "tokens" in t
     ]
     return [
         pieces.section("Measured", pieces.paragraph(*agreement), pieces.figures(charts, "proof"))
@@ -130,13 +132,8 @@ def _inside(cut: CutModel) -> str:
 
 
 def _loading(cut: CutModel) -> str:
-    auto = "AutoModelForCausalLM" if cut.plan.shape.causal else "AutoModel"
-    folder = cut.folder.resolve().name
-    program = (
-        f"import headwise\nfrom transformers import {auto}, AutoTokenizer\n\n"
-        f'model = {auto}.from_pretrained("{folder}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{folder}")'
-    )
+    kind = kind_of(cut.folder, cut.record, causal=cut.plan.shape.causal)
+    program = kind.program(cut.folder.resolve().name)
     return pieces.section(
         "How to load it",
         pieces.code(program),
@@ -150,10 +147,11 @@ def _loading(cut: CutModel) -> str:
 def _provenance(cut: CutModel) -> str:
     record = cut.record
     used, recovery = record.get("calibration") or {}, record.get("recovery")
+    what = "images" if "images" in used else "text"
     rows = [
         ("source model", record.get("model")),
-        ("calibration text", f"{used.get('source')}, {used.get('tokens', 0):,} tokens"),
-        ("its SHA-256", used.get("text_sha256")),
+        (f"calibration {what}", f"{used.get('source')}, {calibrated_on(used)}"),
+        ("SHA-256 of it", calibration_sha256(used)),
         ("profile's SHA-256", record.get("profile_sha256")),
         ("settings of the cut", json.dumps(record.get("settings") or {})),
         ("trained after the cut", f"{recovery['tokens']:,} tokens" if recovery else "no"),

@@ -18,6 +18,7 @@ from headwise.report.card_metadata import shown_source
 from headwise.report.figure import FIRST, QUIET, WIDTH, Figure, rows_chart
 from headwise.report.head_charts import spectra
 from headwise.report.layer_charts import saturation_chart, sensitivity_chart
+from headwise.report.model_kind import calibrated_on
 from headwise.report.pieces import Card
 from headwise.report.sources import ProfiledModel
 
@@ -32,24 +33,22 @@ def profile_page(source: ProfiledModel) -> str:
     items = [
         Card("Layers", f"{shape.n_layers}", f"{groups} in each"),
         Card("Attention parameters", f"{dense.attn_params:,}", f"of {dense.total_params:,} in all"),
-        Card(
-            "Cached bytes per token",
-            f"{dense.kv_bytes:,}",
-            f"{shape.kv_dtype_bytes} bytes per number",
-        ),
     ]
+    if shape.causal:
+        beside = f"{shape.kv_dtype_bytes} bytes per number"
+        items.append(Card("Cached bytes per token", f"{dense.kv_bytes:,}", beside))
+    what = "images" if record.of_images else "text"
     if record.loss is not None:
-        items.append(
-            Card("Loss on the text", f"{record.loss:.3f}", f"nats per token, {record.objective}")
-        )
+        beside = f"{record.unit}, {record.objective}"
+        items.append(Card(f"Loss on the {what}", f"{record.loss:.3f}", beside))
     saturation = saturation_chart(profile)
     charts = [sensitivity_chart(profile, None), *([saturation] if saturation else [])]
     charts += spectra(profile, None)
     warned = [f"{note[0].upper()}{note[1:]}." for note in record.notes]
     budgets = _budgets(source)
     lead = (
-        f"Measured on {record.tokens:,} tokens of {shown_source(record.text.source)}: which "
-        "directions of every head the loss needs."
+        f"Measured on {calibrated_on(record.calibration)} of {shown_source(record.text.source)}: "
+        "which directions of every head the loss needs."
     )
     return pieces.page(
         f"Profile of {shown_source(record.model)}",
@@ -135,8 +134,8 @@ def _provenance(source: ProfiledModel) -> str:
     rows = [
         ("model", record.model),
         ("weights' SHA-256", record.weights_sha256),
-        ("text", record.text.source),
-        ("text's SHA-256", record.text.sha256),
+        ("images" if record.of_images else "text", record.text.source),
+        ("SHA-256 of it", record.text.sha256),
         ("read", f"{record.sequences} sequences, {record.settings}"),
         ("computed", f"on {record.device} in {record.dtype}"),
         ("made with", ", ".join(f"{n} {v}" for n, v in record.versions.items())),

@@ -24,6 +24,9 @@ def prediction_chart(predicted: float, proof: Mapping[str, Any]) -> Figure:
     if proof["kind"] == "causal":
         rows += [(text_name(t), t["nll"] - t["dense_nll"]) for t in proof["texts"]]
         unit = "rise of the loss, nats per token"
+    elif all("kl" in t for t in proof["texts"]):
+        rows += [(text_name(t), t["kl"]) for t in proof["texts"]]
+        unit = "divergence of the classes, nats per image"
     else:
         rows += [(text_name(t), 1 - t["cosine"]) for t in proof["texts"]]
         unit = "1 − cosine of embeddings"

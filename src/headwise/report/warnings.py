@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from headwise.report.model_kind import calibrated_on
 from headwise.report.proof_charts import text_name
 from headwise.report.sources import CutModel
 
@@ -21,9 +22,8 @@ def cut_warnings(cut: CutModel, predicted: float | None) -> list[str]:
 def _of_record(cut: CutModel) -> Iterator[str]:
     used = cut.record.get("calibration") or {}
     if used.get("tokens", FEW_TOKENS) < FEW_TOKENS:
-        yield (
-            f"It was calibrated on only {used['tokens']:,} tokens; more text usually loses less."
-        )
+        more = "images lose" if "images" in used else "text usually loses"
+        yield f"It was calibrated on only {calibrated_on(used)}; more {more} less."
     if cut.profile is not None:
         for note in cut.profile.record.notes:
             yield f"{note[0].upper()}{note[1:]}."
@@ -51,13 +51,21 @@ def _of_proof(proof: dict[str, Any] | None) -> Iterator[str]:
     slow = [
         f"{words} runs at {speed[name]['ratio']:.0%}"
         for name, words in (("prefill", "reading"), ("decode", "writing"))
-        if name in speed and speed[name]["ratio"] < 1
+        if name in speed and speed_change(speed[name]) == "slower"
     ]
     if slow:
         yield (
             f"It is smaller but not faster: {' and '.join(slow)} of the dense model's speed here. "
             "Heads of many widths are several smaller calls; --granularity layer makes them one."
         )
+
+
+def speed_change(speed: dict[str, Any]) -> str:
+    """What can be said of a speed: nothing, where the repetitions of the two models overlap."""
+    dense, cut = speed["dense"], speed["cut"]
+    if cut["low"] > dense["high"]:
+        return "faster"
+    return "slower" if cut["high"] < dense["low"] else "within the spread"
 
 
 def _of_prediction(proof: dict[str, Any] | None, predicted: float | None) -> Iterator[str]:

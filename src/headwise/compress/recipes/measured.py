@@ -81,7 +81,7 @@ def measurements(
             if tick is not None:
                 tick(done, len(rows))
             part = probe("next-token", some.to(model.device), tuple(range(len(some))), seed=0)
-            losses, _ = part.losses(model(input_ids=part.input_ids, use_cache=False))
+            losses, _ = part.losses(model(input_ids=part.inputs, use_cache=False))
             if not bool(torch.isfinite(losses).all()):
                 raise HeadwiseError(
                     "the model's loss on the calibration text must be finite, got NaN or infinity; "

@@ -117,7 +117,7 @@ function fitCommand(choice) {
 
 function cutCommand() {
   const words = ["headwise", "compress", facts.model, "--plan", "plan.json", "--profile", facts.profile];
-  return [...words, "--text", facts.text, "-o", "smaller"].map(quoted).join(" ");
+  return [...words, facts.option, facts.text, "-o", "smaller"].map(quoted).join(" ");
 }
 
 // ── small pieces of the page ──────────────────────────────────────────────────────────────────
@@ -141,6 +141,7 @@ function short(number) {
 
 function lossWords(loss) {
   if (facts.objective === "embedding") return `1 − cosine ${loss.toPrecision(3)}`;
+  if (facts.objective === "label") return `divergence ${loss.toPrecision(3)}`;
   return loss > 20 ? "perplexity beyond use" : `perplexity ×${Math.exp(loss).toFixed(Math.exp(loss) < 10 ? 3 : 0)}`;
 }
 
@@ -200,7 +201,7 @@ function drawPlan(place, { answer }) {
       element("td", { class: "number" }, short(answer.cost[name])), element("td", { class: "number" }, percent(share)), element("td", {}, bar));
   });
   const exact = answer.exact ? "" : " (near the best; not proven to be it)";
-  const unit = facts.objective === "embedding" ? "" : `loss +${answer.loss.toPrecision(3)} nats per token`;
+  const unit = facts.objective === "embedding" ? "" : `loss +${answer.loss.toPrecision(3)} ${facts.unit}`;
   place.querySelector(".content").replaceChildren(
     element("div", { class: "big" }, lossWords(answer.loss)),
     element("p", { class: "quiet" }, `predicted; ${unit}${exact}`),
@@ -290,7 +291,7 @@ function drawPareto() {
     const share = left + (1 - left) * k / 4;
     svg.append(element("text", { x: x(share), y: 250, "text-anchor": "middle" }, `${Number((100 * share).toFixed(1))}%`));
   }
-  const rise = facts.objective === "embedding" ? "predicted 1 − cosine" : "predicted rise of the loss, nats per token";
+  const rise = facts.objective === "embedding" ? "predicted 1 − cosine" : `predicted rise of the loss, ${facts.unit}`;
   svg.append(element("text", { x: edge / 2 + 15, y: 272, "text-anchor": "middle" }, `${NAMES[axis]} kept`),
     element("text", { x: 60, y: 12 }, rise),
     element("polyline", { class: "line", points: points.map((p) => `${x(p.share)},${y(p.loss)}`).join(" ") }));
@@ -362,7 +363,7 @@ function keep(one) {
 }
 
 function start() {
-  const loss = facts.loss === null ? "" : `, loss ${facts.loss.toFixed(3)} nats per token`;
+  const loss = facts.loss === null ? "" : `, loss ${facts.loss.toFixed(3)} ${facts.unit}`;
   $("about").textContent = `Profiled on ${facts.tokens.toLocaleString("en")} tokens of ${facts.text}${loss}. ` +
     `${facts.plans ? "A saved page: plans on a grid of budgets." : "Every plan is the exact solver's answer."} ${facts.notes.map((note) => `Note: ${note}.`).join(" ")}`;
   $("axis").append(...limited.map((name) => element("option", { value: name }, NAMES[name])));

@@ -1,0 +1,156 @@
+"""Images by name: a folder of image files, or one file of images that are ready for a model.
+
+    photos/               every image file below it
+    pixels.safetensors    `pixel_values`: images × channels × height × width, as a model reads them
+
+Images are put in the order of the SHA-256 of their content. A folder sorted by class would begin
+with one class; in this order any first few are a fair sample, whatever the files are called, and
+copies of one image stand side by side, so a split between two different ones parts no copies.
+Only names and hashes are kept: an image is read again when its turn comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float16
+from safetensors import SafetensorError, safe_open
+
+from headwise.errors import HeadwiseError
+
+PIXELS = "pixel_values"
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+_NUMBERS = ("F16", "F32", "F64")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image: a file, or a row of the `pixel_values` in a file."""
+
+    sha256: str
+    file: Path
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images in the order of their hashes; `skipped` counts a folder's files that are none."""
+
+    source: str
+    images: tuple[Image, ...]
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def sha256(self) -> str:
+        """A hash of all images."""
+        return hashlib.sha256("".join(i.sha256 for i in self.images).encode()).hexdigest()
+
+
+def read_images(source: str) -> Images:
+    """The images named `source`."""
+    path = Path(source).expanduser()
+    skipped = 0
+    if path.is_dir():
+        found, skipped = _folder(path)
+    elif path.suffix == ".safetensors" and path.is_file():
+        found = _rows(path)
+    else:
+        came = "it is another kind of file" if path.exists() else "it does not exist"
+        raise HeadwiseError(
+            f"images are a folder of image files, or a .safetensors file with {PIXELS}, but "
+            f"{source} is neither ({came}); give one of them."
+        )
+    ordered = sorted(found, key=lambda image: (image.sha256, image.file.as_posix(), image.row or 0))
+    return Images(source, tuple(ordered), skipped)
+
+
+def held_out_images(images: Images, share: float) -> tuple[Images, Images]:
+    """The images to calibrate on, and about `share` of them to measure with; no copies on both."""
+    hashes = [image.sha256 for image in images.images]
+    starts = [i for i in range(1, len(hashes)) if hashes[i] != hashes[i - 1]]
+    if not starts:
+        raise HeadwiseError(
+            f"{images.source} has one image only (copies count once), but one to calibrate on and "
+            "another one to measure with are needed; give more images."
+        )
+    at = min(starts, key=lambda i: abs(i - share * len(hashes)))
+    held, rest = images.images[:at], images.images[at:]
+    return Images(images.source, rest), Images(f"{images.source} (held out)", held)
+
+
+def pixel_rows(images: Sequence[Image]) -> Float16[np.ndarray, "images channels height width"]:
+    """The stored pixel values of images that are rows of files, rounded to float16."""
+    rows = []
+    for image in images:
+        assert image.row is not None
+        with safe_open(image.file, framework="np") as file:
+            rows.append(_half(file.get_slice(PIXELS)[image.row]))
+    return np.stack(rows)
+
+
+def _folder(root: Path) -> tuple[list[Image], int]:
+    """Every image file below `root`; hidden ones are not looked at."""
+    found, skipped = [], 0
+    for file in root.rglob("*"):
+        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        if hidden or not file.is_file():
+            continue
+        if file.suffix.lower() not in SUFFIXES:
+            skipped += 1
+            continue
+        try:
+            with file.open("rb") as stream:
+                found.append(Image(hashlib.file_digest(stream, "sha256").hexdigest(), file))
+        except OSError as error:
+            raise HeadwiseError(f"{file} cannot be read ({error.strerror or error}).") from error
+    if not found:
+        raise HeadwiseError(
+            f"{root} holds no image file ({skipped} other files); give a folder with "
+            f"{', '.join(sorted(s.removeprefix('.') for s in SUFFIXES))} files."
+        )
+    return found, skipped
+
+
+def _rows(path: Path) -> list[Image]:
+    try:
+        with safe_open(path, framework="np") as file:
+            if PIXELS not in file.keys():  # noqa: SIM118 (it is no mapping)
+                raise HeadwiseError(
+                    f"{path} must hold {PIXELS}, but it has {', '.join(file.keys()) or 'nothing'}; "
+                    "save them under that name."
+                )
+            stored = file.get_slice(PIXELS)
+            shape, numbers = stored.get_shape(), stored.get_dtype()
+            if len(shape) != 4 or not shape[0] or numbers not in _NUMBERS:
+                raise HeadwiseError(
+                    f"{PIXELS} in {path} must be images × channels × height × width in float16 or "
+                    f"float32, got {' × '.join(map(str, shape))} in {numbers}; save them so."
+                )
+            return [Image(_checked(path, i, _half(stored[i])), path, i) for i in range(shape[0])]
+    except (OSError, SafetensorError) as error:
+        raise HeadwiseError(
+            f"{path} cannot be read as a safetensors file ({error}); make it again."
+        ) from error
+
+
+def _checked(path: Path, row: int, pixels: np.ndarray) -> str:
+    """The hash of one image's numbers, which must be numbers."""
+    if not np.isfinite(pixels).all():
+        raise HeadwiseError(
+            f"image {row} in {path} must have finite numbers that fit float16, got others; "
+            "prepare it as the model's image processor does."
+        )
+    return hashlib.sha256(pixels.tobytes()).hexdigest()
+
+
+def _half(pixels: np.ndarray) -> np.ndarray:
+    """Rounded once, here: whoever reads an image afterwards sees the same numbers."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(pixels, dtype=np.float16)
