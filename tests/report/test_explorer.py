@@ -272,12 +272,18 @@ def test_the_command_serves_until_it_is_interrupted(profile):
     import urllib.request
 
     command = [sys.executable, "-m", "headwise", "explore", str(profile), "--port", "0"]
+    # Where interrupts are ignored (whatever a shell starts in the background), a child would too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        url = process.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(url, timeout=60) as page:
-            assert "Plan explorer" in page.read().decode()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        signal.signal(signal.SIGINT, before)
+        try:
+            url = process.stdout.readline().strip()
+            assert url.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(url, timeout=60) as page:
+                assert "Plan explorer" in page.read().decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

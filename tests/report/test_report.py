@@ -15,6 +15,7 @@ from headwise.profile.format import RECORD, Profile
 from headwise.profile.worth import fit_task
 from headwise.report.figure import inline_svg, places, rows_chart
 from headwise.report.layer_charts import sensitivity_chart
+from headwise.report.proof_charts import text_name
 from headwise.report.sources import CutModel, read_report_source
 from headwise.report.warnings import cut_warnings, speed_change
 
@@ -106,6 +107,13 @@ def test_the_headline_says_before_and_after(pages):
         assert words in page
     assert "×1.20" in page  # decode
     assert "50 → 60 tokens/s, faster" in page
+
+
+def test_texts_are_named_with_one_pair_of_brackets():
+    role = {"role": "calibration domain"}
+    assert text_name({"source": "a.txt"} | role) == "a.txt (calibration domain)"
+    held = {"source": "a.txt (held out)"} | role
+    assert text_name(held) == "a.txt (held out, calibration domain)"
 
 
 def test_speeds_that_overlap_are_neither_good_nor_bad(made, tmp_path, headwise):

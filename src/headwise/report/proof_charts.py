@@ -15,7 +15,9 @@ MOST_POINTS = 400  # of a training curve
 
 def text_name(text: Mapping[str, Any]) -> str:
     """A text of verify.json as people know it."""
-    return f"{shown_source(str(text['source']))} ({text['role']})"
+    name = shown_source(str(text["source"]))
+    # The held-out part of a text says so in brackets already.
+    return f"{name[:-1]}, {text['role']})" if name.endswith(")") else f"{name} ({text['role']})"
 
 
 def prediction_chart(predicted: float, proof: Mapping[str, Any]) -> Figure:
