@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_REASON = 200  # characters of another library's message that ours repeats
+
 
 class HeadwiseError(Exception):
     """Bad input; the command line prints it as one sentence and exits with code 2."""
@@ -36,3 +38,9 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {close[0]!r}?"
     return f"Known: {', '.join(names)}."
+
+
+def reason_of(error: BaseException) -> str:
+    """Another library's error in one line, its kind first: what our message puts in brackets."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:MOST_REASON]}"

@@ -1,32 +1,12 @@
-"""The command as a user runs it, and in-process for speed."""
+"""The command in a process of its own, and the small model that commands are tried on."""
 
 import subprocess
 import sys
 
 import pytest
 
-from headwise.cli import main
-
-
-class Result:
-    def __init__(self, code, out, err):
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def headwise(capsys, monkeypatch):
-    """Run a command line in this process; returns exit code, stdout and stderr."""
-
-    def run(*words: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "200")
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        captured = capsys.readouterr()
-        return Result(end.value.code or 0, captured.out, captured.err)
-
-    return run
+from headwise.data.text import read_source
+from headwise.data.tokens import trained_tokenizer
 
 
 @pytest.fixture
@@ -38,3 +18,21 @@ def headwise_process():
         return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def write_llama():
+    """Writes text.txt and a random Llama with a tokenizer of that text into a folder."""
+
+    def write(folder, *, characters, vocab_size, shard="1GB", **sizes):
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        text = "\n\n".join(read_source("builtin:python", max_chars=characters).documents)
+        (folder / "text.txt").write_text(text)
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **sizes))
+        model.save_pretrained(folder / "model", max_shard_size=shard)
+        trained_tokenizer([text], vocab_size).save_pretrained(folder / "model")
+
+    return write

@@ -4,13 +4,11 @@ import json
 import sys
 
 import pytest
-import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertModel
 
 from headwise.cli import main
 from headwise.compress import bench
 from headwise.compress.comparison_folder import ComparisonFolder
-from headwise.data.text import read_source
 from headwise.data.tokens import trained_tokenizer
 from headwise.plan import Limit
 
@@ -18,13 +16,11 @@ RECIPES = ["svd-llm", "clover", "magnitude", "energy", "head-pruning", "uniform"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, write_llama):
     folder = tmp_path_factory.mktemp("compare")
-    words = "\n\n".join(read_source("builtin:python", max_chars=24_000).documents)
-    (folder / "text.txt").write_text(words)
-    (folder / "other.txt").write_text("A sentence of another kind, and one more. " * 60)
-    tokenizer = trained_tokenizer([words], 307)
-    config = LlamaConfig(
+    write_llama(
+        folder,
+        characters=24_000,
         vocab_size=307,
         hidden_size=48,
         intermediate_size=61,
@@ -34,9 +30,7 @@ def place(tmp_path_factory):
         max_position_embeddings=128,
         tie_word_embeddings=True,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    (folder / "other.txt").write_text("A sentence of another kind, and one more. " * 60)
     return folder
 
 

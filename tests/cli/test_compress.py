@@ -9,22 +9,19 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
-from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
 from headwise.nn.checkpoint import Checkpoint
 from headwise.plan import Plan
 from headwise.profile.format import Profile
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, write_llama):
     folder = tmp_path_factory.mktemp("compress")
-    words = "\n\n".join(read_source("builtin:python", max_chars=30_000).documents)
-    (folder / "text.txt").write_text(words)
-    tokenizer = trained_tokenizer([words], 307)
-    config = LlamaConfig(
+    write_llama(
+        folder,
+        characters=30_000,
         vocab_size=307,
         hidden_size=48,
         intermediate_size=61,
@@ -34,9 +31,6 @@ def place(tmp_path_factory):
         max_position_embeddings=128,
         tie_word_embeddings=True,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
     return folder
 
 

@@ -7,23 +7,18 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, write_llama):
     """A tiny sharded model, its text, its profile, and a good cut of it."""
     folder = tmp_path_factory.mktemp("faults")
-    text = "\n\n".join(read_source("builtin:python", max_chars=20_000).documents)
-    (folder / "text.txt").write_text(text)
-    tokenizer = trained_tokenizer([text], 293)
-    config = LlamaConfig(
+    write_llama(
+        folder,
+        characters=20_000,
         vocab_size=293,
+        shard="60KB",
         hidden_size=48,
         intermediate_size=61,
         num_hidden_layers=3,
@@ -31,9 +26,6 @@ def place(tmp_path_factory):
         num_key_value_heads=3,
         max_position_embeddings=64,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder / "model", max_shard_size="60KB")
-    tokenizer.save_pretrained(folder / "model")
     line = [sys.executable, "-m", "headwise", *words(folder, folder / "good", "--keep", "70%")]
     subprocess.run(line, check=True, capture_output=True)
     return folder

@@ -10,11 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
 
 CHAIN = Path(__file__).with_name("killed_chain.py")
 KILLS, SEED = 20, 4
@@ -23,13 +18,12 @@ RECOVERY = ("--tokens", "1536", "--length", "16", "--batch-size", "4", "--save-e
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, write_llama):
     """A tiny model of many layers, and its text."""
     folder = tmp_path_factory.mktemp("kills")
-    text = "\n\n".join(read_source("builtin:python", max_chars=20_000).documents)
-    (folder / "text.txt").write_text(text)
-    tokenizer = trained_tokenizer([text], 293)
-    config = LlamaConfig(
+    write_llama(
+        folder,
+        characters=20_000,
         vocab_size=293,
         hidden_size=24,
         intermediate_size=31,
@@ -38,9 +32,6 @@ def place(tmp_path_factory):
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
     return folder
 
 

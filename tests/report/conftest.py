@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from headwise.artifacts import sha256
-from headwise.cli import main
 from headwise.plan import Budget, HeadSpec, LayerPlan, Limit, ModelShape, Plan
 from headwise.planning.fit import fit
 from headwise.planning.worth_curves import FitRules
@@ -230,24 +228,3 @@ def made():
 @pytest.fixture
 def profile(tmp_path):
     return write_profile(tmp_path / "p")
-
-
-class Result:
-    def __init__(self, code, out, err):
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def headwise(capsys, monkeypatch):
-    """Run a command line in this process; returns exit code, stdout and stderr."""
-
-    def run(*words) -> Result:
-        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "200")
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        captured = capsys.readouterr()
-        return Result(end.value.code or 0, captured.out, captured.err)
-
-    return run

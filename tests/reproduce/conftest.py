@@ -1,4 +1,4 @@
-"""A toy claim that the runner's processes can import by name."""
+"""A toy claim that the runner's processes can import by name, and results nobody measured."""
 
 import importlib
 import os
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from headwise.reproduce.claim import Result, Results
 
 HERE = Path(__file__).parent
 
@@ -31,3 +33,14 @@ def known(toy, monkeypatch):
 
     monkeypatch.setattr(runner, "claims", lambda: {"toy": toy.CLAIM})
     return toy.CLAIM
+
+
+@pytest.fixture(scope="session")
+def made_up():
+    """Every trial of a claim with the values that `values` gives it, to see how its rule ends."""
+
+    def results(claim, values, size="quick", seeds=(0, 1, 2)):
+        made = [Result(t, values(t), 1.0) for t in claim.trials(size, seeds)]
+        return Results(size, tuple(made))
+
+    return results

@@ -1,5 +1,6 @@
 """The claims at toy size, run once through the real command, and the rules that judge them."""
 
+import dataclasses
 import json
 
 import pytest
@@ -13,6 +14,16 @@ from headwise.reproduce.registry import claims
 from headwise.reproduce.runner import redraw
 from headwise.reproduce.statistics import summary
 from headwise.reproduce.worker import outcome
+
+# Exact statements, and those whose rule has no spread in it.
+NEEDS_NO_SPREAD = {
+    "bound-curve",
+    "allocation-256",
+    "single-is-tied-multi",
+    "jl-floor",
+    "fold-exact",
+    "relu-skip",
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +64,16 @@ def test_the_measured_numbers_that_must_hold_at_toy_size(quick):
     for result in found["low-rank-bottleneck"].where(part="reach"):
         p = result.trial.parameters
         assert (result.values["error"] < 1e-3) == (p["width"] >= p["n"] - 1)
+
+
+def test_every_claim_is_judged_and_drawn_by_a_single_seed(quick):
+    for item in redraw(quick):
+        one = Results("quick", tuple(r for r in item.results if r.trial.seed == 0))
+        finding = item.claim.judge(one)
+        assert json.dumps(dataclasses.asdict(finding), allow_nan=False)
+        assert item.claim.figure(one).to_dict()
+        if item.claim.id not in NEEDS_NO_SPREAD:
+            assert finding.verdict == "cannot be tested here", item.claim.id
 
 
 def test_a_trial_is_a_pure_function_of_its_spec():
@@ -98,6 +119,10 @@ def curve(**means):
         (curve(h1=3.0, h4=1.0, h8=2.0, h16=2.5), "holds in part"),  # a valley elsewhere
         (curve(h1=1.0, h4=2.0, h8=3.0, h16=4.0), "does not hold"),
         (curve(h1=4.0, h4=3.0, h8=2.0, h16=1.0), "does not hold"),
+        (curve(h1=1.0, h4=1.001, h8=1.002, h16=1.001), "does not hold"),  # flat: nothing to trade
+        (curve(h1=3.0, h4=1.2, h8=1.0, h16=1.001), "does not hold"),  # more heads do as well
+        ({1: [3.0], 4: [2.0], 8: [1.0], 16: [2.0]}, "cannot be tested here"),  # a single seed
+        ({1: [3.0, 3.1, 3.0], 8: [1.0, 1.1, 1.0], 16: [1.1, 2.5, 4.0]}, "cannot be tested here"),
     ],
 )
 def test_lowest_at_eight(measured, verdict):
@@ -111,6 +136,36 @@ def test_the_better_reading_counts_and_tasks_must_agree():
     found = heads_curve.finding([[bad], [bad]], (), None)
     assert found.verdict == "does not hold"
     assert "in total: does not hold; in total: does not hold" in found.reasons[0]
+    hidden = heads_curve.Judgement("in total", "cannot be tested here", "")
+    assert heads_curve.finding([[bad, hidden]], (), None).verdict == "cannot be tested here"
+    assert heads_curve.finding([[bad], [hidden]], (), None).verdict == "does not hold"
+
+
+def _together(joint, alone):
+    """An ensemble whose errors at fixed total width are these by number of heads."""
+
+    def values(trial):
+        heads, wobble = trial.parameters["heads"], 1 + trial.seed / 500
+        at = {1: 0, 4: 1, 16: 2, 32: 3}[heads]
+        return {"joint": joint[at] * wobble, "alone": alone[at] * wobble, "best": 0.0, "chance": 1}
+
+    return values
+
+
+@pytest.mark.parametrize(
+    ("joint", "alone", "verdict"),
+    [
+        ((1.0, 0.1, 0.2, 0.4), (0.5, 0.8, 0.9, 1.0), "holds"),
+        ((1.0, 0.4, 0.2, 0.1), (0.5, 0.8, 0.9, 1.0), "holds in part"),  # never too many
+        ((1.0, 0.1, 0.2, 0.4), (0.5, 0.8, 0.8, 0.8), "holds in part"),  # too many, but none weaker
+        ((0.1, 0.1, 0.1, 0.1), (0.8, 0.8, 0.8, 0.8), "does not hold"),
+    ],
+)
+def test_ensembles(joint, alone, verdict, made_up):
+    claim = claims()["ensemble"]
+    assert claim.judge(made_up(claim, _together(joint, alone))).verdict == verdict
+    one = made_up(claim, _together(joint, alone), seeds=(0,))
+    assert claim.judge(one).verdict == "cannot be tested here"
 
 
 def broken(claim_id, change):
@@ -186,17 +241,17 @@ def test_a_head_wider_than_one_shared_context_can_say_no_more():
 def test_gradient_of_the_divergence_against_differences():
     import numpy as np
 
-    from headwise.reproduce.low_rank_bottleneck import _divergence
+    from headwise.reproduce.pattern_reach import divergence
 
     rng = np.random.default_rng(5)
     X, P = rng.standard_normal((4, 6)), rng.random((4, 4)) + 0.1
     P /= P.sum(-1, keepdims=True)
     weights = rng.standard_normal(2 * 6 * 3)
-    value, gradient = _divergence(weights, X, P, 3)
+    value, gradient = divergence(weights, X, P, 3)
     assert value > 0
     for i in range(0, 36, 5):
         step = np.eye(36)[i] * 1e-6
-        up, down = (_divergence(weights + s, X, P, 3)[0] for s in (step, -step))
+        up, down = (divergence(weights + s, X, P, 3)[0] for s in (step, -step))
         assert (up - down) / 2e-6 == pytest.approx(gradient[i], abs=1e-8)
 
 

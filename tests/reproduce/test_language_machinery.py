@@ -12,8 +12,10 @@ from headwise.errors import HeadwiseError
 from headwise.nn.build import convert, plan_of
 from headwise.nn.slicing import Kept, sliced
 from headwise.reproduce import head_student as student
+from headwise.reproduce import later_layers, robust_models, robustness, scratch_training
 from headwise.reproduce.attention_rows import measured_rows
-from headwise.reproduce.disturbances import random_windows
+from headwise.reproduce.claim import ReproduceError
+from headwise.reproduce.disturbances import PROSE, random_windows
 from headwise.reproduce.layer_cuts import WAYS, cut_third, cut_to_plan, group_importance, profiled
 from headwise.reproduce.narrow_heads import (
     group_weights,
@@ -23,6 +25,7 @@ from headwise.reproduce.narrow_heads import (
     without_groups,
 )
 from headwise.reproduce.pretrained import passages, window_loss
+from headwise.reproduce.scratch_training import Learned, corpus
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -261,3 +264,30 @@ def test_random_windows_do_not_overlap():
     made = random_windows(np.arange(101), 7, 13, seed=2)
     assert made.shape == (13, 7)
     assert len(set(made.ravel().tolist())) == 13 * 7
+
+
+def test_random_windows_are_as_many_as_asked_for_or_an_error():
+    assert random_windows(np.arange(101), 7, 14, seed=2).shape == (14, 7)
+    with pytest.raises(ReproduceError, match=r"15 windows of 7 tokens .* the text has 14"):
+        random_windows(np.arange(101), 7, 15, seed=2)
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+def test_robustness_has_windows_to_spare(size):
+    p = robustness.TRAINED[size]
+    text = corpus(p["characters"], p["vocab"])
+    assert p["characters"] <= PROSE  # trained on documentation only
+    assert len(text.held_out) >= 1.1 * p["scored"] * (p["context"] + 1)
+    assert len(text.train) >= 1.1 * p["windows"] * p["context"]
+    assert p["attacked"] <= p["scored"]
+
+
+def test_a_model_that_diverged_is_not_scored(monkeypatch):
+    for module in (scratch_training, robust_models):
+        monkeypatch.setattr(module, "learned_text", lambda *_: Learned((), (), diverged=True))
+    kinds = {t.name: t for t in robustness.trials("quick", (0,))}
+    trained = {t.name: t for t in later_layers.trials("full", (0,))}
+    with pytest.raises(ReproduceError, match="finite"):
+        robustness.run(kinds["planned"])
+    with pytest.raises(ReproduceError, match="finite"):
+        later_layers.run(trained["six layers"])

@@ -135,6 +135,22 @@ def test_a_new_version_runs_again_and_the_old_results_are_ignored(known, tmp_pat
     assert len(pool.ran) == 2
 
 
+def test_a_refused_run_leaves_what_was_asked_for_as_it_was(known, tmp_path):
+    other = dataclasses.replace(known, id="other")
+    reproduce(Request((known,), "quick", 1), tmp_path / "run", HerePool(), quiet)
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    for folder in (tmp_path / "run", tmp_path / "new"):
+        pool = HerePool()
+        with (
+            Store(folder).alone(),
+            pytest.raises(ReproduceError, match="Another run is at work"),
+        ):
+            reproduce(Request((known, other), "quick", 4), folder, pool, quiet)
+        assert pool.ran == []
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert Store(tmp_path / "new").run() is None
+
+
 def test_drawing_nothing_is_refused(tmp_path):
     with pytest.raises(ReproduceError, match="holds no results yet"):
         redraw(tmp_path / "nowhere")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from headwise.errors import OutputError
 from headwise.reproduce.claim import ReproduceError, Trial
 from headwise.reproduce.store import Store
 from headwise.reproduce.worker import Outcome
@@ -76,6 +77,11 @@ def test_folders_that_are_not_ours_are_refused(tmp_path):
     (tmp_path / "letter.txt").write_text("Dear")
     with pytest.raises(ReproduceError, match="holds no results of reproduce"):
         Store(tmp_path).begin("quick", {})
+    with (
+        pytest.raises(ReproduceError, match="holds no results of reproduce"),
+        Store(tmp_path).alone(),
+    ):
+        pass
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
     for text in ("{", "{}", json.dumps({"format": "x", "version": 1, "size": "quick"})):
         (tmp_path / "run.json").write_text(text)
@@ -91,4 +97,18 @@ def test_a_second_runner_is_refused_until_the_first_ends(store):
     ):
         pass
     with store.alone():
+        pass
+
+
+def test_a_runner_that_wrote_nothing_leaves_a_folder_that_can_be_used(tmp_path):
+    store = Store(tmp_path / "a" / "run")
+    with store.alone():
+        assert store.run() is None
+    assert store.begin("quick", {"toy": 1}).seeds == {"toy": 1}
+
+
+def test_a_place_that_cannot_be_a_folder_is_one_sentence(tmp_path):
+    (tmp_path / "letter.txt").write_text("Dear")
+    place = Store(tmp_path / "letter.txt" / "run")
+    with pytest.raises(OutputError, match=r"could not be written .*choose another"), place.alone():
         pass

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float16
 
 from headwise.data.images import Image, Images, pixel_rows
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, reason_of
 
 AT_ONCE = 16  # images in memory as they were taken
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels
@@ -67,10 +67,8 @@ def _opened(file: Path, mode: str) -> Any:
             return ImageOps.exif_transpose(image).convert(mode)
     # What a decoder stumbles over comes as many kinds, SyntaxError (PNG) among them.
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
         raise HeadwiseError(
-            f"{file} cannot be read as an image ({type(error).__name__}: {reason}); repair or "
-            "remove it."
+            f"{file} cannot be read as an image ({reason_of(error)}); repair or remove it."
         ) from error
 
 
@@ -90,9 +88,7 @@ def _processor(folder: str, *, trust_remote_code: bool) -> Any:
         )
     # transformers raises many kinds here: OSError, ValueError, ImportError and its own.
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
         raise HeadwiseError(
-            f"{folder} holds no image processor that can be loaded ({type(error).__name__}: "
-            f"{reason}); put its preprocessor_config.json there, or give a .safetensors file with "
-            "pixel_values."
+            f"{folder} holds no image processor that can be loaded ({reason_of(error)}); put its "
+            "preprocessor_config.json there, or give a .safetensors file with pixel_values."
         ) from error

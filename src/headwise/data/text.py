@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwise.data.builtin import python_documents
-from headwise.errors import HeadwiseError, did_you_mean
+from headwise.errors import HeadwiseError, did_you_mean, reason_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +140,9 @@ def _hub(source: str) -> Iterator[str]:
         rows = load_dataset(name, config, split=split)
     # The library raises its own errors, the hub's, requests' and plain ones alike.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise HeadwiseError(
             f"{name} is not a file or folder here, and the hub data set of that name (split "
-            f"{split}) could not be loaded ({type(error).__name__}: {reason}); check the name "
+            f"{split}) could not be loaded ({reason_of(error)}); check the name "
             "and the connection, or give a file, a folder or builtin:python."
         ) from error
     columns = list(rows.column_names)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt32
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,9 +73,8 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     # transformers and tokenizers raise many kinds here, plain Exception among them.
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
         raise HeadwiseError(
-            f"{path} holds no tokenizer that can be loaded ({type(error).__name__}: {reason}); "
+            f"{path} holds no tokenizer that can be loaded ({reason_of(error)}); "
             "put its tokenizer.json there, or, where a command takes it, give --tokenizer a "
             "Hugging Face folder or a tokenizer.json."
         ) from error

@@ -28,6 +28,7 @@ from headwise.measure.likelihood import (
     Window,
     batched_windows,
     check_vocabulary,
+    check_windows,
     last_logits,
     sliding_windows,
     windows_at_once,
@@ -85,13 +86,7 @@ def comparison(
     `stride` is `window` unless given: then each position of a window is scored equally often.
     """
     stride = window if stride is None else stride
-    if window < 1 or not 1 <= stride <= window:
-        raise HeadwiseError(
-            f"window must be at least 1 and stride from 1 to window, got window {window} and "
-            f"stride {stride}."
-        )
-    if len(stream) < 2:
-        raise HeadwiseError("the text has no token to score; give more text.")
+    check_windows(stream, window, stride)
     for one in (model, reference):
         check_vocabulary(one, stream)
     n_tokens = len(stream) - 1

@@ -78,6 +78,17 @@ def sliding_windows(n_tokens: int, window: int, stride: int) -> Iterator[Window]
         done = end
 
 
+def check_windows(stream: Integer[np.ndarray, " n"], window: int, stride: int) -> None:
+    """Refuse windows that leave tokens out, and a stream without a token to score."""
+    if window < 1 or not 1 <= stride <= window:
+        raise HeadwiseError(
+            f"window must be at least 1 and stride from 1 to window, got window {window} and "
+            f"stride {stride}."
+        )
+    if len(stream) < 2:
+        raise HeadwiseError("the text has no token to score; give more text.")
+
+
 def likelihood(
     model: PreTrainedModel,
     stream: Integer[np.ndarray, " n"],
@@ -88,13 +99,7 @@ def likelihood(
 ) -> Likelihood:
     """Score every token of `stream` but the first, which is only context."""
     stride = window // 2 or 1 if stride is None else stride
-    if window < 1 or not 1 <= stride <= window:
-        raise HeadwiseError(
-            f"window must be at least 1 and stride from 1 to window, got window {window} and "
-            f"stride {stride}."
-        )
-    if len(stream) < 2:
-        raise HeadwiseError("the text has no token to score; give more text.")
+    check_windows(stream, window, stride)
     check_vocabulary(model, stream)
     total, done, n_tokens = 0.0, 0, len(stream) - 1
     for group in batched_windows(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.data.tokens import load_tokenizer, refuse_absent_path
 from headwise.devices import Dtype, chosen_device
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, reason_of
 from headwise.nn.sources import model_folder
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ def model_for(
         )
     # transformers raises many kinds here: OSError, ValueError, its own and safetensors'.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise HeadwiseError(
-            f"{name} could not be loaded as {what} ({type(error).__name__}: {reason}); give a "
+            f"{name} could not be loaded as {what} ({reason_of(error)}); give a "
             "Hugging Face folder with config.json and safetensors weights."
         ) from error
     return model.to(place).eval()  # type: ignore[no-any-return]

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float32
 
 from headwise import artifacts
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, reason_of
 from headwise.nn.checkpoint_writer import CheckpointWriter
 
 _AROUND = {
@@ -282,9 +282,8 @@ def _save_words(path: Path, source: _Source, config: Any, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     # transformers and tokenizers raise many kinds here, plain Exception among them.
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
         raise HeadwiseError(
-            f"{path} holds a tokenizer that cannot be read ({type(error).__name__}: {reason}); "
+            f"{path} holds a tokenizer that cannot be read ({reason_of(error)}); "
             "give the model's Hugging Face folder."
         ) from error
     tokenizer.save_pretrained(folder)

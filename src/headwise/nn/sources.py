@@ -13,7 +13,7 @@ import importlib.metadata
 from pathlib import Path
 
 from headwise.data.tokens import refuse_absent_path
-from headwise.errors import HeadwiseError, did_you_mean
+from headwise.errors import HeadwiseError, did_you_mean, reason_of
 
 # Package, tested version, and how the name of the file that is looked for ends. The packages are
 # never imported: their code and their dependencies are not needed.
@@ -55,10 +55,9 @@ def local_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_FETCHED))
     # The hub's client raises its own errors, requests' and plain ones alike.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise HeadwiseError(
             f"{name} is not a folder here, and could not be fetched from the hub "
-            f"({type(error).__name__}: {reason}); check the name and the connection."
+            f"({reason_of(error)}); check the name and the connection."
         ) from error
 
 

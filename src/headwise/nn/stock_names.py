@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, reason_of
 from headwise.nn.checkpoint import Checkpoint
 
 
@@ -25,10 +25,9 @@ def config_of(checkpoint: Checkpoint) -> Any:
         return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
     # transformers raises many kinds here: unknown model types, bad values, its own checks.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise HeadwiseError(
             f"{checkpoint.folder} has a config.json that transformers cannot read without running "
-            f"code of that folder ({type(error).__name__}: {reason}); give a model it knows."
+            f"code of that folder ({reason_of(error)}); give a model it knows."
         ) from error
 
 

@@ -16,7 +16,7 @@ from headwise.data.pixels import ImageReader
 from headwise.data.text import Text
 from headwise.data.tokens import refuse_absent_path, token_stream
 from headwise.devices import Dtype, chosen_device
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, reason_of
 from headwise.nn.backbones_headwise import FAMILIES
 from headwise.nn.build import convert, plan_of
 from headwise.nn.modeling_headwise import (
@@ -98,9 +98,8 @@ def load_profiled(name: str, loading: Loading | None = None) -> tuple[HeadwisePr
             stock = auto.from_pretrained(folder, dtype=number, trust_remote_code=trust)
     # transformers raises many kinds here: OSError, ValueError, its own and safetensors'.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise HeadwiseError(
-            f"{name} could not be loaded as a model ({type(error).__name__}: {reason}); give a "
+            f"{name} could not be loaded as a model ({reason_of(error)}); give a "
             "Hugging Face folder with config.json and weights."
         ) from error
     model: Any = stock if isinstance(stock, HeadwisePreTrainedModel) else convert(stock)

@@ -80,6 +80,16 @@ def places(count: int, most: int) -> list[int]:
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
 
 
+def log_y(field: str, title: str | None, ticks: int = 5) -> alt.Y:
+    """A logarithmic axis upwards with few, plain numbers."""
+    return alt.Y(
+        f"{field}:Q",
+        title=title,
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(format="~g", tickCount=ticks),
+    )
+
+
 def rows_chart(rows: Sequence[dict[str, Any]]) -> alt.Chart:
     """A chart of rows."""
     return alt.Chart(alt.InlineData(values=list(rows)))

@@ -11,7 +11,7 @@ from headwise.plan import Plan
 from headwise.planning.worth_curves import HeadWorth
 from headwise.profile.format import Profile
 from headwise.profile.worth import head_worth, kept_directions
-from headwise.report.figure import FIRST, QUIET, SECOND, WIDTH, Figure, places, rows_chart
+from headwise.report.figure import FIRST, QUIET, SECOND, WIDTH, Figure, log_y, places, rows_chart
 
 MOST_LAYERS = 6  # whose spectra are shown
 MOST_HEADS = 8  # lines in one of them
@@ -138,12 +138,7 @@ def _spectrum_chart(rows: list[dict[str, Any]], cut: bool) -> Any:
     ]
     base = alt.Chart().encode(
         x=alt.X("rank:Q", title=None, axis=alt.Axis(tickCount=4)),
-        y=alt.Y(
-            "sensitivity:Q",
-            title=None,
-            scale=alt.Scale(type="log", nice=False),
-            axis=alt.Axis(format="~g", tickCount=4),
-        ),
+        y=log_y("sensitivity", None, ticks=4),
         detail="head:N",
     )
     kept, gone = base.transform_filter("datum.kept"), base.transform_filter("!datum.kept")

@@ -9,7 +9,7 @@ import altair as alt
 from headwise.plan import Plan
 from headwise.profile.format import Profile
 from headwise.profile.worth import head_worth, kept_directions
-from headwise.report.figure import DEPTH, FIRST, SECOND, WIDTH, Figure, places, rows_chart
+from headwise.report.figure import DEPTH, FIRST, SECOND, WIDTH, Figure, log_y, places, rows_chart
 
 _PARTS = {"query-key": ("planes", "free"), "value-output": ("vo",)}
 
@@ -35,12 +35,7 @@ def sensitivity_chart(profile: Profile, plan: Plan | None) -> Figure:
                 scale=alt.Scale(nice=False, domain=[0, max(1, len(table) - 1)]),
                 axis=alt.Axis(values=places(len(table), 11), format="d"),
             ),
-            y=alt.Y(
-                "rise:Q",
-                title="predicted rise of the loss",
-                scale=alt.Scale(type="log", nice=False),
-                axis=alt.Axis(format="~g", tickCount=5),
-            ),
+            y=log_y("rise", "predicted rise of the loss"),
             color=alt.Color(
                 "side:N",
                 title=None,
@@ -112,12 +107,7 @@ def saturation_chart(profile: Profile) -> Figure | None:
                 scale=alt.Scale(type="log", base=2, nice=False),
                 axis=alt.Axis(values=list(lengths), format="d"),
             ),
-            y=alt.Y(
-                "norm:Q",
-                title="norm of the softmax Jacobian",
-                scale=alt.Scale(type="log", nice=False),
-                axis=alt.Axis(format="~g", tickCount=5),
-            ),
+            y=log_y("norm", "norm of the softmax Jacobian"),
             color=alt.Color(
                 "layer:Q",
                 scale=alt.Scale(range=DEPTH),

@@ -15,7 +15,7 @@ from headwise.planning.worth_curves import FitRules
 from headwise.profile.worth import fit_task
 from headwise.report import pieces
 from headwise.report.card_metadata import shown_source
-from headwise.report.figure import FIRST, QUIET, WIDTH, Figure, rows_chart
+from headwise.report.figure import FIRST, QUIET, WIDTH, Figure, log_y, rows_chart
 from headwise.report.head_charts import spectra
 from headwise.report.layer_charts import saturation_chart, sensitivity_chart
 from headwise.report.model_kind import calibrated_on
@@ -94,12 +94,7 @@ def _budgets(source: ProfiledModel) -> Figure | None:
                 axis=alt.Axis(format="%", tickCount=6),
                 scale=alt.Scale(zero=False),
             ),
-            y=alt.Y(
-                "rise:Q",
-                title="predicted rise of the loss",
-                scale=alt.Scale(type="log", nice=False),
-                axis=alt.Axis(format="~g", tickCount=5),
-            ),
+            y=log_y("rise", "predicted rise of the loss"),
             color=alt.Color(
                 "policy:N",
                 title=None,

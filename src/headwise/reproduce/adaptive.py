@@ -1,16 +1,8 @@
 """Claim: an allocation should adapt to sequence length and task.
 
-Every plan of a small family (equal parameters) is trained in every condition. The plan fitted to a
-condition is the one with the lowest loss there; adapting is worth what it costs to use the plan
-fitted to another condition instead:
-
-              plan A   plan B              worth of adapting = loss(here, their plan)
-    here       1.00     1.10                                 − loss(here, own plan)
-    there      0.90     0.80                               = 1.10 − 1.00
-
-Choosing the lowest of several noisy losses flatters the choice, so plans are chosen by the other
-seeds and scored on the seed left out. The paper's bound itself can only adapt to the task: the
-sequence length does not occur in it.
+Every plan of a small family (equal parameters) is trained in every condition; `fitted_plans` says
+what adapting is then worth. The paper's bound itself can only adapt to the task: the sequence
+length does not occur in it.
 """
 
 from __future__ import annotations
@@ -28,12 +20,17 @@ from headwise.reproduce.adaptive_conditions import (
     condition_plan,
     condition_task,
 )
+from headwise.reproduce.answers import Answer, counted, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
-from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
-from headwise.reproduce.statistics import CONFIDENCE, Difference, paired_difference, summary
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
+from headwise.reproduce.fitted_plans import ENOUGH, Fitted, Losses, chosen_plans, fitted
+from headwise.reproduce.heads_curve import SOLVED
+from headwise.reproduce.statistics import summary
 
 if TYPE_CHECKING:
     from headwise.report.charts import Chart
+
+Pair = tuple[str, str]  # conditions: here, there
 
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
@@ -76,79 +73,66 @@ def run(trial: Trial) -> Values:
     return {"loss": learned.finished().losses[-1], "chance": task.chance_loss}
 
 
-def chosen_plans(losses: Mapping[str, Sequence[float]]) -> list[str]:
-    """For every seed, the plan with the lowest mean loss over the other seeds."""
-    n = len(next(iter(losses.values())))
-
-    def others(values: Sequence[float], left_out: int) -> float:
-        kept = [v for i, v in enumerate(values) if i != left_out or n == 1]
-        return summary(kept).mean
-
-    return [min(losses, key=lambda plan: others(losses[plan], i)) for i in range(n)]
-
-
-def worth(
-    here: Mapping[str, Sequence[float]], there: Mapping[str, Sequence[float]], confidence: float
-) -> Difference:
-    """What the plan fitted to `there` costs more than one's own, here; seed by seed."""
-    own, theirs = chosen_plans(here), chosen_plans(there)
-    seeds = range(len(own))
-    return paired_difference(
-        [here[theirs[i]][i] for i in seeds], [here[own[i]][i] for i in seeds], confidence=confidence
-    )
-
-
 def judge(results: Results) -> Finding:
-    """Holds: adapting pays by more than the spread to some length and to some task; in part: one.
+    """Two questions: does adapting pay to the length, and does it pay to the task?
 
-    Pairs of one kind of data at two lengths ask about length, pairs of two kinds at their longest
-    about the task.
+    Yes: in some pair of conditions, by more than the spread and by a hundredth of the loss or more.
+    No: in no pair, for certain. A task that both plans solve has nothing left to pay. Pairs of one
+    kind of data at two lengths ask about length, pairs of two kinds at their longest about the
+    task.
     """
-    losses = _losses(results)
-    pairs = _pairs(results.size)
-    level = 1 - (1 - CONFIDENCE) / sum(map(len, pairs.values()))
-    found = {
-        axis: {pair: worth(losses[pair[0]], losses[pair[1]], level) for pair in some}
-        for axis, some in pairs.items()
+    losses, chances = _losses(results), _chances(results)
+    found: dict[str, dict[Pair, Fitted]] = {
+        axis: {(a, b): fitted(losses[a], losses[b]) for a, b in some}
+        for axis, some in _pairs(results.size).items()
     }
-    pays = {axis: [pair for pair, gap in of.items() if gap.positive] for axis, of in found.items()}
-    n_paying = sum(bool(some) for some in pays.values())
-    verdict: Verdict = ("does not hold", "holds in part", "holds")[n_paying]
+    pays = {
+        axis: {pair: one.pays(len(of), chances.get(pair[0], 0.0)) for pair, one in of.items()}
+        for axis, of in found.items()
+    }
+    answers = {axis: _some(list(of.values())) for axis, of in pays.items()}
     sentences = []
     for axis, of in found.items():
-        largest = max(of, key=lambda pair: of[pair].mean)
-        own = summary([min(v) for v in zip(*losses[largest[0]].values(), strict=True)]).mean
+        most = max(of, key=lambda pair: of[pair].share)
         sentences.append(
-            f"{axis}: adapting pays in {len(pays[axis])} of {len(of)} pairs; at most "
-            f"{of[largest].mean:+.3g} ({of[largest].mean / own:+.1%}) in {largest[0]} against the "
-            f"plan for {largest[1]}"
+            f"{axis} ({answers[axis]}): adapting pays in {counted(list(pays[axis].values()))} of "
+            f"{len(of)} pairs; at most {of[most].share:+.1%} of the loss, in {most[0]} against the "
+            f"plan for {most[1]}"
         )
     rows = tuple(
         (
-            axis,
-            here,
-            _usual(losses[here]),
-            there,
-            _usual(losses[there]),
-            gap.mean,
-            gap.low,
-            gap.high,
+            axis, here, _usual(losses[here]), there, _usual(losses[there]),
+            str(summary(one.own)), one.interval(len(of)), pays[axis][here, there],
         )
         for axis, of in found.items()
-        for (here, there), gap in of.items()
-    )
-    columns = (
-        "adapting to", "here", "own plan", "fitted to", "its plan",
-        "worth of adapting (loss)", "low", "high",
+        for (here, there), one in of.items()
     )  # fmt: skip
-    return Finding(verdict, "; ".join(sentences) + ".", _reasons(losses), Table(columns, rows))
+    columns = (
+        "adapting to", "here", "own plan", "fitted to", "its plan", "loss of the own plan",
+        "that of the other minus it, 95% interval", "pays",
+    )  # fmt: skip
+    return Finding(
+        verdict(list(answers.values())),
+        "; ".join(sentences) + ".",
+        _reasons(losses),
+        Table(columns, rows),
+    )
 
 
-def _reasons(losses: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[str, ...]:
+def _some(answers: Sequence[Answer]) -> Answer:
+    """Whether it is so in some pair."""
+    if "yes" in answers:
+        return "yes"
+    return "no" if all(a == "no" for a in answers) else "open"
+
+
+def _reasons(losses: Mapping[str, Losses]) -> tuple[str, ...]:
     steady = [c for c, of in losses.items() if len(set(chosen_plans(of))) == 1]
     return (
         "Plans are chosen by the other seeds and scored on the one left out; intervals are made "
-        "for all pairs at once.",
+        "for all pairs of a question at once.",
+        f"To pay means at least {ENOUGH:.0%} of the loss; a task that both plans bring below "
+        f"{SOLVED:g} of a blind guess is solved, and nothing can pay there.",
         f"The choice is the same whichever seed is left out in {len(steady)} of {len(losses)} "
         f"conditions{': ' + '; '.join(steady) if steady else ''}.",
         "The bound of the paper adapts to the width of tokens and to lags; the sequence length "
@@ -156,7 +140,16 @@ def _reasons(losses: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[str, 
     )
 
 
-def _losses(results: Results) -> dict[str, dict[str, tuple[float, ...]]]:
+def _chances(results: Results) -> dict[str, float]:
+    """What a blind guess scores, where the condition is a task."""
+    return {
+        r.trial.parameters["condition"]: float(r.values["chance"])
+        for r in results
+        if "chance" in r.values
+    }
+
+
+def _losses(results: Results) -> dict[str, Losses]:
     return {
         condition: {
             plan: results.numbers(f"{condition}: {plan}", "loss") for plan in PLANS[results.size]
@@ -165,7 +158,7 @@ def _losses(results: Results) -> dict[str, dict[str, tuple[float, ...]]]:
     }
 
 
-def _pairs(size: Size) -> dict[str, list[tuple[str, str]]]:
+def _pairs(size: Size) -> dict[str, list[Pair]]:
     kinds: dict[str, list[str]] = {}
     for condition, data in CONDITIONS[size].items():
         kinds.setdefault(data["kind"], []).append(condition)
@@ -176,29 +169,25 @@ def _pairs(size: Size) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def _usual(losses: Mapping[str, Sequence[float]]) -> str:
+def _usual(losses: Losses) -> str:
     """The plan chosen most often."""
     picked = chosen_plans(losses)
     return max(dict.fromkeys(picked), key=picked.count)
 
 
 def figure(results: Results) -> Chart:
-    """How far every plan's loss is above the condition's best, in percent."""
-    losses = _losses(results)
-    groups = {
-        axis: {c for pair in some for c in pair} for axis, some in _pairs(results.size).items()
-    }
+    """How far every plan's loss is above the condition's best, in percent; a panel each."""
+    plans = PLANS[results.size]
+    names = ", ".join(f"{i} = {p}" for i, p in enumerate(plans, start=1))
+    places = tuple(range(1, len(plans) + 1))
     drawn = []
-    for axis, members in groups.items():
-        points = []
-        for condition in (c for c in losses if c in members):
-            best = min(summary(v).mean for v in losses[condition].values())
-            for i, values in enumerate(losses[condition].values()):
-                relative = summary([100 * (value / best - 1) for value in values])
-                points.append(Point(i + 1, relative, condition))
-        places = tuple(range(1, len(PLANS[results.size]) + 1))
-        names = ", ".join(f"{i} = {p}" for i, p in enumerate(PLANS[results.size], start=1))
-        axes = Axes(f"Plans by {axis}", names, "loss above the best, %", x_values=places)
+    for condition, of in _losses(results).items():
+        best = min(summary(values).mean for values in of.values())
+        points = [
+            Point(i, summary([100 * (value / best - 1) for value in values]), "measured")
+            for i, values in enumerate(of.values(), start=1)
+        ]
+        axes = Axes(f"Plans for {condition}", names, "loss above the best, %", x_values=places)
         drawn.append(curves(points, axes))
     return panels(drawn)
 

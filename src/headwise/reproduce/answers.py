@@ -1,12 +1,13 @@
 """Yes, no or open: whether one thing is larger than another, and verdicts made of such answers.
 
-    difference ──┼────[──•──]──────►   yes: above 0 by more than the spread
-    difference ─[┼•]─┊─────────────►   no: whatever it is, it is not worth speaking of
+    difference ──┼──┊[──•──]───────►   yes: above 0 by more than the spread
+    difference ─[┼•]┊──────────────►   no: whatever it is, it is not worth speaking of
     difference ──[──┼┊──•─────]────►   open: the spread hides it
-                    └ a tenth of what it is compared with
+                    └ the margin: a tenth of the larger unless a claim says otherwise
 
-An open question is neither for a claim nor against it: few seeds must not refute what many might
-show. A claim all of whose questions are open cannot be decided by the runs at hand.
+An interval below the margin is a "no" even where it lies above 0: a difference may be certain and
+yet too small to carry a claim. An open question is neither for a claim nor against it: few seeds
+must not refute what many might show, nor may what was not seen to fail count as shown.
 """
 
 from __future__ import annotations
@@ -15,27 +16,36 @@ from collections.abc import Sequence
 from typing import Literal
 
 from headwise.reproduce.claim import Verdict
-from headwise.reproduce.statistics import paired_difference, summary
+from headwise.reproduce.statistics import CONFIDENCE, paired_difference, summary
 
 MARGIN = 0.1  # of the larger: less than that is called equal
 Answer = Literal["yes", "no", "open"]
 
 
-def larger(a: Sequence[float], b: Sequence[float]) -> Answer:
-    """Whether a is larger than b, seed by seed."""
-    gap = paired_difference(a, b)
-    if gap.positive:
-        return "yes"
-    return "no" if gap.high <= MARGIN * abs(summary(a).mean) else "open"
+def larger(
+    a: Sequence[float],
+    b: Sequence[float],
+    margin: float = MARGIN,
+    confidence: float = CONFIDENCE,
+) -> Answer:
+    """Whether a is larger than b, seed by seed; less than `margin` of a is not larger."""
+    gap = paired_difference(a, b, confidence=confidence)
+    if gap.high <= margin * abs(summary(a).mean):
+        return "no"
+    return "yes" if gap.positive else "open"
 
 
 def verdict(answers: Sequence[Answer]) -> Verdict:
-    """Holds: all yes. Does not hold: some no, none yes. All open: cannot be tested here."""
+    """Holds: all yes. In part: some yes. Does not hold: none yes, and no less often no than open.
+
+    Otherwise the runs at hand cannot decide.
+    """
     if all(a == "yes" for a in answers):
         return "holds"
-    if all(a == "open" for a in answers):
-        return "cannot be tested here"
-    return "holds in part" if "yes" in answers else "does not hold"
+    if "yes" in answers:
+        return "holds in part"
+    decided = answers.count("no") >= answers.count("open")
+    return "does not hold" if decided else "cannot be tested here"
 
 
 def counted(answers: Sequence[Answer]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from headwise.measure.robustness import Attack, greedily_swapped, noisy, sequence_losses
-from headwise.reproduce.claim import Values
+from headwise.reproduce.claim import ReproduceError, Values
 from headwise.reproduce.pretrained import CHARACTERS, TEXT, batches
 
 NOISE = (0.05, 0.2)
@@ -94,6 +94,12 @@ def source_documents() -> tuple[str, ...]:
 
 
 def random_windows(stream: np.ndarray, length: int, count: int, seed: int) -> np.ndarray:
-    """Random windows of a stream, none twice."""
-    places = np.random.default_rng(seed).permutation(len(stream) // length)[:count]
+    """Random windows of a stream, none twice; a stream with fewer of them is an error."""
+    there = len(stream) // length
+    if there < count:
+        raise ReproduceError(
+            f"{count} windows of {length} tokens were asked for, but the text has {there}; ask for "
+            "fewer, or for more text."
+        )
+    places = np.random.default_rng(seed).permutation(there)[:count]
     return np.stack([stream[i * length : (i + 1) * length] for i in places]).astype(np.int64)

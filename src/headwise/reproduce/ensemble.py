@@ -8,12 +8,13 @@ stays (heads get narrower) or the head width stays (the layer gets wider).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from headwise.reproduce.answers import larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves
-from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
-from headwise.reproduce.heads_curve import curve_of
-from headwise.reproduce.statistics import lowest, paired_difference, summary
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
+from headwise.reproduce.heads_curve import curve_of, head_trials
+from headwise.reproduce.statistics import lowest, summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from headwise.report.charts import Chart
 
 TOTAL, HEAD, TOKEN_DIM, LAGS = 64, 8, 8, 4
+WEAKER = 0.05  # of a head's own error, which lies between 0.75 (one lag of four) and 1
 FIXED = {"total": f"total width {TOTAL}", "head": f"head width {HEAD}"}
 HEADS: dict[Size, tuple[int, ...]] = {"quick": (1, 4, 16, 32), "full": (1, 2, 4, 8, 16, 32)}
 TRAINING: dict[Size, dict[str, int]] = {
@@ -32,15 +34,12 @@ TRAINING: dict[Size, dict[str, int]] = {
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Both ways of fixing a width, at every number of heads."""
     cost = 1.5 if size == "quick" else 50.0
-    return [
-        Trial(
-            "ensemble", f"{FIXED[fixed]}, {heads} heads", seed,
-            {"fixed": fixed, "heads": heads, **TRAINING[size]}, cost * (1 + heads / 64),
-        )
-        for seed in seeds
+    networks = {
+        f"{FIXED[fixed]}, {heads} heads": {"fixed": fixed, "heads": heads, **TRAINING[size]}
         for fixed in FIXED
         for heads in HEADS[size]
-    ]  # fmt: skip
+    }
+    return head_trials("ensemble", seeds, networks, cost)
 
 
 def run(trial: Trial) -> Values:
@@ -99,36 +98,40 @@ def _readout_error(outputs: list[Tensor], batches: list[Any]) -> float:
 
 
 def judge(results: Results) -> Finding:
-    """Holds: at fixed total width heads get worse alone, and together best somewhere inside."""
+    """Three questions at fixed total width: do more heads help at first, do too many hurt, and is
+    each of many weaker alone than each of one per lag? All yes: holds; some: in part.
+
+    Fewer heads than lags must each carry several, so a head alone is compared from there on.
+    """
     joint = {f: curve_of(results.where(fixed=f), value="joint") for f in FIXED}
     alone = {f: curve_of(results.where(fixed=f), value="alone") for f in FIXED}
-    most, fewest = max(joint["total"]), min(joint["total"])
-    weaker = paired_difference(alone["total"][most], alone["total"][fewest]).positive
-    low = lowest(joint["total"])
-    ends = [
-        paired_difference(joint["total"][end], joint["total"][low.at])  # type: ignore[index]
-        for end in (fewest, most)
-    ]
-    inside = low.at not in (fewest, most) and all(end.positive for end in ends)
-    verdict: Verdict = "holds" if weaker and inside else "holds in part"
-    if not weaker:
-        verdict = "does not hold"
+    together, most, fewest = joint["total"], max(joint["total"]), min(joint["total"])
+    low = lowest(together)
+    best = cast("int", low.at)
+    answers = {
+        "more heads help at first": larger(together[fewest], together[best]),
+        f"{most} heads are too many": larger(together[most], together[best]),
+        "each is weaker": larger(alone["total"][most], alone["total"][LAGS], WEAKER),
+    }
+    ties = f", within the spread of {', '.join(map(str, low.tied))}" if low.tied else ""
     rows = tuple(
         (FIXED[f], h, str(summary(joint[f][h])), str(summary(alone[f][h])))
         for f in FIXED
         for h in joint[f]
     )
-    gain = paired_difference(joint["head"][fewest], joint["head"][most])
     return Finding(
-        verdict,
-        f"At {FIXED['total']}, from {fewest} to {most} heads the error of a head alone goes from "
-        f"{summary(alone['total'][fewest])} to {summary(alone['total'][most])}; all together are "
-        f"best at {low.at} ({summary(joint['total'][low.at])}), {summary(joint['total'][most])} "  # type: ignore[index]
-        f"at {most}.",
+        verdict(list(answers.values())),
+        f"At {FIXED['total']} all heads together are best at {best} ({summary(together[best])}"
+        f"{ties}), {summary(together[most])} at {most}; the error of a head alone is "
+        f"{summary(alone['total'][LAGS])} at {LAGS} and {summary(alone['total'][most])} at {most}.",
         (
-            f"At {FIXED['head']}, more heads lower the joint error from "
-            f"{summary(joint['head'][fewest])} to {summary(joint['head'][most])}"
-            f"{'' if gain.positive else ', within the spread'}.",
+            "Asked at fixed total width: "
+            + "; ".join(f"{question}: {answer}" for question, answer in answers.items())
+            + ".",
+            f"At {FIXED['head']}, where heads do not get narrower, from {LAGS} to {most} heads the "
+            f"joint error goes from {summary(joint['head'][LAGS])} to "
+            f"{summary(joint['head'][most])} and that of a head alone from "
+            f"{summary(alone['head'][LAGS])} to {summary(alone['head'][most])}.",
             "A head alone is scored with its own best linear readout; a constant scores 1.",
         ),
         Table(("fixed", "heads", "joint error", "error of a head alone"), rows),

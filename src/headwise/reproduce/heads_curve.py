@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
-from headwise.reproduce.claim import Finding, Results, Table, Verdict
-from headwise.reproduce.statistics import lowest, paired_difference, summary
+from headwise.reproduce.answers import larger
+from headwise.reproduce.claim import Finding, Results, Table, Trial, Verdict
+from headwise.reproduce.statistics import lowest, summary
 
+SOLVED = 1e-3  # of what a blind guess scores: from there on a task counts as solved
+SLOWER = 64  # so many heads take twice the time of few
 Reading = Literal["in total", "per group"]
 Curve = Mapping[int, Sequence[float]]  # error at every seed by number of heads
 
@@ -30,6 +33,20 @@ class Judgement:
     reading: str
     verdict: Verdict
     sentence: str
+
+
+def head_trials(
+    claim: str, seeds: Sequence[int], networks: Mapping[str, Mapping[str, Any]], seconds: float
+) -> list[Trial]:
+    """Every network (name: parameters, ``heads`` among them) at every seed; more heads are slower.
+
+    ``seconds`` is the time of few heads.
+    """
+    return [
+        Trial(claim, name, seed, parameters, seconds * (1 + parameters["heads"] / SLOWER))
+        for seed in seeds
+        for name, parameters in networks.items()
+    ]
 
 
 def curve_of(results: Results, groups: int = 1, value: str = "error") -> dict[int, list[float]]:
@@ -45,41 +62,61 @@ def curve_of(results: Results, groups: int = 1, value: str = "error") -> dict[in
 def judged_curve(curve: Curve, claimed: int, reading: str, unit: str = "error") -> Judgement:
     """Holds: lowest at the claimed number by more than the spread.
 
-    In part: within the spread of the lowest, or lowest elsewhere but with fewer and more heads
-    both worse by more than the spread (the trade-off is there, its place is not).
+    In part: a valley elsewhere, or one whose floor is too flat to tell: both the fewest and the
+    most heads are worse than the lowest. Does not hold: no valley is seen, and either the claimed
+    number is worse than the lowest or an end of the curve is no worse than it. Otherwise the spread
+    hides the answer.
     """
     low = lowest(curve)
-    best = str(summary(curve[low.at]))  # type: ignore[index]
+    place = cast("int", low.at)
     ties = f" (within the spread of {_listed(low.tied)})" if low.tied else ""
-    text = f"Heads {reading}: lowest {unit} {best} at {low.at}{ties}"
-    if low.at == claimed and low.certain:
+    text = f"Heads {reading}: lowest {unit} {summary(curve[place])} at {place}{ties}"
+    if place == claimed and low.certain:
         return Judgement(reading, "holds", f"{text}, as claimed.")
-    there = str(summary(curve[claimed]))
-    if low.at == claimed:
-        return Judgement(reading, "holds in part", f"{text}.")
-    if claimed in low.tied:
-        return Judgement(reading, "holds in part", f"{text}; {there} at {claimed}.")
-    ends = [paired_difference(curve[end], curve[low.at]) for end in (min(curve), max(curve))]  # type: ignore[index]
-    inside = low.at not in (min(curve), max(curve)) and all(end.positive for end in ends)
-    if inside:
+    text += "" if place == claimed else f"; {summary(curve[claimed])} at {claimed}"
+    ends = min(curve), max(curve)
+    worse = [end for end in ends if end not in (place, *low.tied)]
+    if len(worse) == len(ends):
+        return Judgement(reading, "holds in part", f"{text}; both {ends[0]} and {ends[1]} worse.")
+    as_good = [e for e in ends if larger(curve[e], curve[claimed]) == "no"]
+    if as_good:
         return Judgement(
-            reading,
-            "holds in part",
-            f"{text}; {there} at {claimed}. Both fewer and more heads are worse, but the best "
-            "number is another one.",
+            reading, "does not hold", f"{text}; {_listed(as_good)} no worse than {claimed}."
         )
-    return Judgement(reading, "does not hold", f"{text}; {there} at {claimed}.")
+    if claimed not in (place, *low.tied):
+        return Judgement(reading, "does not hold", f"{text}, which is worse.")
+    hidden = [str(end) for end in ends if end in low.tied]
+    words = f"the spread hides whether {' and '.join(hidden)} would be worse"
+    if place in ends:
+        words = "that is an end of the curve, though not by more than the spread"
+    return Judgement(reading, "cannot be tested here", f"{text}; {words}.")
+
+
+def solved(curve: Curve, chance: float, where: str = "") -> str:
+    """With how many heads (in total) there is nothing left to trade; a sentence."""
+    done = [heads for heads, errors in curve.items() if summary(errors).mean < SOLVED * chance]
+    if not done:
+        return f"No number of heads gets below {SOLVED:g} of a blind guess{where}."
+    return (
+        f"With {_listed(done)} heads in total the error{where} is below {SOLVED:g} of a blind "
+        "guess: the task is solved there, and which of them is lowest says little."
+    )
 
 
 def finding(tasks: Sequence[Sequence[Judgement]], more: Sequence[str], table: Table) -> Finding:
     """The judgement over tasks, each with its readings.
 
     Of a task's readings the better one counts, because the paper does not say which it means;
-    that leans towards the paper and is said. Over tasks that differ it holds in part.
+    that leans towards the paper and is said. Tasks that differ: in part if some task is for it.
     """
-    order: tuple[Verdict, ...] = ("holds", "holds in part", "does not hold")
+    order: tuple[Verdict, ...] = (
+        "holds", "holds in part", "cannot be tested here", "does not hold",
+    )  # fmt: skip
     best = [min((j.verdict for j in task), key=order.index) for task in tasks]
-    verdict = best[0] if len(set(best)) == 1 else "holds in part"
+    verdict = best[0]
+    if len(set(best)) > 1:
+        favoured = any(v in ("holds", "holds in part") for v in best)
+        verdict = "holds in part" if favoured else "does not hold"
     measured = " ".join(j.sentence for task in tasks for j in task)
     each = "; ".join(f"{j.reading}: {j.verdict}" for task in tasks for j in task)
     readings = (f"By reading of “heads”: {each}. The better reading of a task counts.",)

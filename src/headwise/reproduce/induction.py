@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
-from headwise.reproduce.heads_curve import curve_of, finding, judged_curve
+from headwise.reproduce.heads_curve import curve_of, finding, head_trials, judged_curve, solved
 from headwise.reproduce.statistics import summary
 
 if TYPE_CHECKING:
@@ -34,15 +34,12 @@ TRAINING: dict[Size, dict[str, int]] = {
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Both kinds of tokens at every total number of heads."""
     cost = 1.5 if size == "quick" else 50.0
-    return [
-        Trial(
-            "induction", f"{kind}, {heads} heads", seed,
-            {"kind": kind, "heads": heads, **TRAINING[size]}, cost * (1 + heads / 64),
-        )
-        for seed in seeds
+    networks = {
+        f"{kind}, {heads} heads": {"kind": kind, "heads": heads, **TRAINING[size]}
         for kind in KINDS
         for heads in HEADS[size][kind]
-    ]  # fmt: skip
+    }
+    return head_trials("induction", seeds, networks, cost)
 
 
 def run(trial: Trial) -> Values:
@@ -66,7 +63,7 @@ def judge(results: Results) -> Finding:
     vectors, tokens = (results.where(kind=kind) for kind in KINDS)
     total = curve_of(vectors)
     on_vectors = (
-        judged_curve({h: e for h, e in total.items() if h <= 32}, CLAIMED, "in total, on vectors"),
+        judged_curve(total, CLAIMED, "in total, on vectors"),
         judged_curve(curve_of(vectors, 2), CLAIMED, "per group, on vectors"),
     )
     on_tokens = (judged_curve(curve_of(tokens), CLAIMED, "on tokens", "cross-entropy"),)
@@ -78,6 +75,10 @@ def judge(results: Results) -> Finding:
     more = (
         "On vectors two lags take two attention patterns; a single head cannot tell which of "
         "the two tokens it carries.",
+        *(
+            solved(curve_of(some), some.items[0].values["chance"], f" on {kind}")
+            for kind, some in zip(KINDS, (vectors, tokens), strict=True)
+        ),
     )
     return finding([on_vectors, on_tokens], more, Table(("kind", "heads", "width", "loss"), rows))
 

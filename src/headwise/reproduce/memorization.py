@@ -13,18 +13,22 @@ different. In the second a head's output is a mixture of n fixed tokens, so a he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from headwise.reproduce.answers import Answer, larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
-from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
-from headwise.reproduce.statistics import line, paired_difference, summary
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
+from headwise.reproduce.statistics import line, summary
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from headwise.report.charts import Chart
 
+LINEAR = 0.98  # R² from which numbers lie on a line
+FULL = 0.95  # of all examples: who holds so many has no room to show more
+Curve = Mapping[int, Sequence[float]]  # memorized examples at every seed, by heads or by width
 KINDS = {"own": "own contexts", "shared": "one shared context"}
 # tokens n, their width d, head counts at d_h = n, head widths at a fixed number of heads
 SIZES: dict[Size, dict[str, int | tuple[int, ...]]] = {
@@ -126,31 +130,30 @@ def answers(model: nn.ParameterDict, X: Tensor) -> Tensor:
 
 
 def judge(results: Results) -> Finding:
-    """Linear: R² ≥ 0.98 of the means. No gain: the widest no better than d_h = n beyond spread."""
-    sentences, verdicts, reasons = [], [], []
+    """Two questions of both kinds, of whose answers `answers.verdict` makes the verdict.
+
+    Linear: the most heads memorize more than the fewest, and the means lie on a line. No gain: the
+    widest heads do not memorize more than heads of d_h = n. Layers that hold nothing, or all there
+    is, leave open why they do not hold more.
+    """
+    n, examples = results.items[0].trial.parameters["n"], results.items[0].values["examples"]
+    sentences: list[str] = []
+    asked: list[Answer] = []
+    reasons: list[str] = []
     for kind, words in KINDS.items():
         heads, widths = _curves(results, kind)
         fit = line(list(heads), [summary(v).mean for v in heads.values()])
-        n = results.items[0].trial.parameters["n"]
-        gain = paired_difference(widths[max(widths)], widths[n])
-        linear, flat = fit.r_squared >= 0.98, not gain.positive
-        verdicts += [linear, flat]
         sentences.append(
-            f"{words.capitalize()}: R² = {fit.r_squared:.3f} in H ({fit.slope:.0f} more per head); "
+            f"{words.capitalize()}: R² = {fit.r_squared:.3f} in H ({fit.slope:+.0f} per head); "
             f"from d_h = n = {n} to {max(widths)} the number goes from {summary(widths[n])} to "
             f"{summary(widths[max(widths)])}."
         )
-        full = max(max(v) for v in [*heads.values(), *widths.values()])
-        share = full / results.items[0].values["examples"]
-        if share > 0.95:
-            reasons.append(f"{words.capitalize()}: {share:.0%} of all examples were memorized, so "
-                           "the curves end early.")  # fmt: skip
-        if not flat:
-            reasons.append(f"{words.capitalize()}: wider heads than n still memorize more, which "
-                           "a lower bound of order H·min(n, d_h) does not exclude.")  # fmt: skip
-    verdict: Verdict = "holds" if all(verdicts) else "holds in part"
-    if not any(verdicts):
-        verdict = "does not hold"
+        for name, (answer, why) in {
+            "linear in the number of heads": _linear(heads, fit.r_squared, examples),
+            "no gain beyond d_h = n": _flat(widths, n, examples),
+        }.items():
+            asked.append(answer)
+            reasons.append(f"{words.capitalize()}, {name}: {answer}; {why}.")
     rows = tuple(
         (KINDS[r.trial.parameters["kind"]], r.trial.parameters["heads"],
          r.trial.parameters["width"], str(summary(results.numbers(name, "memorized"))))
@@ -158,7 +161,51 @@ def judge(results: Results) -> Finding:
         for r in results.named(name)[:1]
     )  # fmt: skip
     columns = ("kind", "heads", "head width", "memorized")
-    return Finding(verdict, " ".join(sentences), tuple(reasons), Table(columns, rows))
+    return Finding(verdict(asked), " ".join(sentences), tuple(reasons), Table(columns, rows))
+
+
+def _linear(heads: Curve, r_squared: float, examples: int) -> tuple[Answer, str]:
+    """Whether the numbers grow, and on a line; with the reason."""
+    few, most = min(heads), max(heads)
+    grows = larger(heads[most], heads[few])
+    if grows == "open":
+        return "open", f"whether {most} heads hold more than {few} is {_hidden(heads[most])}"
+    if grows == "yes" and r_squared >= LINEAR:
+        return "yes", f"{most} heads hold more than {few}, and R² is at least {LINEAR:g}"
+    if (why := _nothing_to_see(heads, heads[most], examples)) is not None:
+        return "open", why
+    if grows == "no":
+        return "no", f"{most} heads do not hold more than {few} by a tenth"
+    return "no", f"{most} heads hold more than {few}, but R² is below {LINEAR:g}"
+
+
+def _flat(widths: Curve, n: int, examples: int) -> tuple[Answer, str]:
+    """Whether heads wider than n gain nothing; with the reason."""
+    widest = widths[max(widths)]
+    gains = larger(widest, widths[n])
+    if gains == "yes":
+        return (
+            "no",
+            f"heads of {max(widths)} hold more, which a lower bound like H·min(n, d_h) allows",
+        )
+    if gains == "open":
+        return "open", f"whether heads of {max(widths)} hold more is {_hidden(widest)}"
+    if (why := _nothing_to_see(widths, widest, examples)) is not None:
+        return "open", why
+    return "yes", f"heads of {max(widths)} do not hold more by a tenth"
+
+
+def _nothing_to_see(curve: Curve, largest: Sequence[float], examples: int) -> str | None:
+    """Why a curve that does not grow says nothing: all examples are held, or none."""
+    if max(map(max, curve.values())) > FULL * examples:
+        return "the layers run out of examples"
+    if larger(largest, [0.0] * len(largest)) != "yes":
+        return "the layers were not seen to hold anything"
+    return None
+
+
+def _hidden(values: Sequence[float]) -> str:
+    return "within the spread" if len(values) > 1 else "not for a single seed to tell"
 
 
 def figure(results: Results) -> Chart:

@@ -9,7 +9,6 @@ import numpy as np
 from headwise.measure.robustness import Attack
 from headwise.plan import Budget, Limit, Plan
 from headwise.planning.cost import cost
-from headwise.planning.families import new_shape
 from headwise.planning.fit import fit
 from headwise.planning.policies import Rules, new_plan
 from headwise.planning.worth_curves import FitRules
@@ -26,7 +25,14 @@ from headwise.reproduce.disturbances import (
 from headwise.reproduce.layer_cuts import cut_to_plan, profiled
 from headwise.reproduce.narrow_heads import replaced
 from headwise.reproduce.pretrained import documents, passages, subject
-from headwise.reproduce.scratch_training import Course, Source, corpus, learned_text, text_model
+from headwise.reproduce.scratch_training import (
+    Course,
+    Source,
+    corpus,
+    learned_text,
+    text_model,
+    text_shape,
+)
 
 POLICIES = {"uniform": "uniform", "planned": "theory"}
 
@@ -35,21 +41,15 @@ def trained_models(trial: Trial) -> dict[str, Values]:
     """The model of one plan, or the dense one and its cut, each disturbed."""
 
     p = trial.parameters
-    shape = new_shape(
-        n_layers=p["layers"],
-        d_model=p["d_model"],
-        n_heads=p["heads"],
-        context=p["context"],
-        vocab_size=p["vocab"],
-        tied_embeddings=True,
-    )
+    shape = text_shape(p, p["heads"])
     plan = Plan.uniform(shape)
     if p["kind"] in POLICIES:
         budget = Budget(attn_params=Limit(share=p["share"]))
         plan = new_plan(shape, budget, POLICIES[p["kind"]], Rules(multiple_of=2))
     model: Any = text_model(plan, trial.seed)
     source = Source(p["characters"], p["vocab"], p["context"])
-    learned_text(model, source, Course(p["steps"], p["batch"], p["lr"], evaluations=1), trial.seed)
+    course = Course(p["steps"], p["batch"], p["lr"], evaluations=1)
+    learned_text(model, source, course, trial.seed).finished()
     model.eval().requires_grad_(False)
     stage = _stage(trial)
     if p["kind"] in POLICIES:

@@ -3,8 +3,8 @@
 Trained here, at equal attention parameters (a share of the dense model's): heads of one width
 everywhere (uniform), the theory's plan (planned), and a dense model cut afterwards by sensitivity
 (cut). In full also the pretrained model, cut uniformly and by sensitivity. All see the same shifted
-text, the same noise, and each its own worst tokens. What counts is how much the loss rises: the
-clean loss is another claim's matter.
+text, the same noise, and each its own worst tokens. How much the loss rises favours models that
+have little to lose, how high it ends favours those that were better before: both count.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from headwise.reproduce.answers import MARGIN
+from headwise.reproduce.answers import MARGIN, Answer, larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
-from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.pretrained import NAME, TEXT
-from headwise.reproduce.statistics import paired_difference, summary
+from headwise.reproduce.statistics import summary
 
 if TYPE_CHECKING:
     from headwise.report.charts import Chart
@@ -31,20 +31,38 @@ TRAINED: dict[Size, dict[str, Any]] = {
     },
     "full": {
         "d_model": 128, "heads": 8, "layers": 6, "context": 128, "vocab": 1024,
-        "characters": 450_000, "steps": 600, "batch": 16, "lr": 3e-3, "windows": 64, "scored": 96,
+        "characters": 450_000, "steps": 600, "batch": 16, "lr": 3e-3, "windows": 64, "scored": 48,
         "attacked": 24, "swaps": 6, "proposals": 8,
     },
 }  # fmt: skip
 PRETRAINED = {
     "length": 128, "windows": 64, "scored": 32, "attacked": 6, "swaps": 6, "proposals": 6,
 }  # fmt: skip
-# The model, what it is compared with, and the words for the pair.
+# The model, and what it is compared with.
 PAIRS = (
     ("planned", "uniform"),
     ("cut", "uniform"),
     ("pretrained, planned cut", "pretrained, uniform cut"),
 )
-Answer = Literal["as robust", "weaker", "undecided"]
+ONE_SEED = "One seed shows no spread, so every comparison counts as within it."
+Outcome = Literal["as robust", "weaker", "mixed", "within the spread"]
+OUTCOMES: tuple[Outcome, ...] = ("as robust", "weaker", "mixed", "within the spread")
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """One model under one disturbance, seed by seed."""
+
+    clean: list[float]
+    rises: list[float]
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss under the disturbance."""
+        return [clean + rise for clean, rise in zip(self.clean, self.rises, strict=True)]
+
+
+Seen = dict[str, dict[str, Disturbed]]  # by model and disturbance
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +70,13 @@ class Compared:
     """One model against its baseline under one disturbance."""
 
     model: str
-    baseline: str
     condition: str
-    difference: float
-    answer: Answer
+    rise: float  # how much larger on average
+    loss: float
+    outcome: Outcome
+
+    def __str__(self) -> str:
+        return f"{self.model} under {self.condition} (rise {self.rise:+.2g}, loss {self.loss:+.2g})"
 
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
@@ -81,113 +102,117 @@ def run(trial: Trial) -> Values:
 
 
 def judge(results: Results) -> Finding:
-    """As robust: the 95% interval of the difference lies below a tenth of the baseline's rise.
+    """Two questions of each pair and disturbance: is the rise larger, is the disturbed loss higher?
 
-    Weaker: above 0 by more than the spread, and by more than that tenth. Holds when all are as
-    robust, does not hold when most are weaker, cannot be tested when all lie within the spread.
+    Both as in `answers`, and less than a tenth of the rise is no difference in either. Weaker: yes
+    to both. As robust: no to both. Mixed: once yes, once no. Otherwise it lies within the spread.
+    Does not hold: most are weaker. Else the verdict of `answers`, where as robust is a yes, weaker
+    a no, and the rest is open.
     """
-    rises = _rises(results)
-    found = compared(rises)
-    count = {a: sum(c.answer == a for c in found) for a in ("as robust", "weaker", "undecided")}
-    verdict: Verdict = "holds in part"
-    if count["as robust"] == len(found):
-        verdict = "holds"
-    elif count["weaker"] > len(found) / 2:
-        verdict = "does not hold"
-    elif count["undecided"] == len(found):
-        verdict = "cannot be tested here"
-    weak = [
-        f"{c.model} under {c.condition} ({c.difference:+.2g})"
-        for c in found
-        if c.answer == "weaker"
-    ]
+    seen = _seen(results)
+    found = compared(seen)
+    which = {o: [c for c in found if c.outcome == o] for o in OUTCOMES}
+    words: dict[Outcome, Answer] = {"as robust": "yes", "weaker": "no"}
+    judged = verdict([words.get(c.outcome, "open") for c in found])
+    if len(which["weaker"]) > len(found) / 2:
+        judged = "does not hold"
     return Finding(
-        verdict,
+        judged,
         f"Of {len(found)} comparisons at {100 * SHARE:g}% of the attention parameters, "
-        f"{count['as robust']} are as robust as uniform, {count['weaker']} weaker, "
-        f"{count['undecided']} within the spread.",
+        f"{len(which['as robust'])} are as robust as uniform, {len(which['weaker'])} weaker, "
+        f"{len(which['mixed'])} mixed, {len(which['within the spread'])} within the spread.",
         (
-            f"Weaker: {'; '.join(weak) if weak else 'none'}.",
-            "Compared are rises of the loss over each model's own clean loss, paired over seeds; "
-            f"equal means within {100 * MARGIN:g}% of the baseline's rise.",
+            f"Weaker: {_listed(which['weaker'])}. Mixed: {_listed(which['mixed'])}.",
+            "Weaker means that the loss rises more over the model's own clean loss and also ends "
+            "higher (clean loss plus rise), as robust neither, mixed one of the two. Paired over "
+            f"seeds; less than {100 * MARGIN:g}% of the rise is no difference.",
             "Greedy swaps are a search: a better one could hurt more.",
+            *((ONE_SEED,) if len(results.seeds) == 1 else ()),
         ),
-        _table(results, rises),
+        _table(results, seen, found),
     )
 
 
-def compared(rises: dict[str, dict[str, list[float]]]) -> list[Compared]:
+def compared(seen: Seen) -> list[Compared]:
     """Every model against its baseline, disturbance by disturbance."""
     found = []
     for model, baseline in PAIRS:
-        if model not in rises or baseline not in rises:
+        if model not in seen or baseline not in seen:
             continue
-        for condition, ours in rises[model].items():
-            theirs = rises[baseline][condition]
-            gap = paired_difference(ours, theirs)
-            room = MARGIN * abs(summary(theirs).mean)
-            answer: Answer = "undecided"
-            if gap.high <= room:
-                answer = "as robust"
-            elif gap.positive and gap.mean > room:
-                answer = "weaker"
-            found.append(Compared(model, baseline, condition, gap.mean, answer))
+        for condition, ours in seen[model].items():
+            theirs = seen[baseline][condition]
+            rise = summary(ours.rises).mean - summary(theirs.rises).mean
+            loss = summary(ours.losses).mean - summary(theirs.losses).mean
+            found.append(Compared(model, condition, rise, loss, _outcome(ours, theirs)))
     return found
 
 
-def _rises(results: Results) -> dict[str, dict[str, list[float]]]:
-    """By model and disturbance, one rise per seed."""
-    found: dict[str, dict[str, list[float]]] = {}
+def _outcome(ours: Disturbed, theirs: Disturbed) -> Outcome:
+    # The same room in nats for both: a tenth of the loss itself would hide whole rises.
+    room = MARGIN * abs(summary(ours.rises).mean) / abs(summary(ours.losses).mean)
+    more = larger(ours.rises, theirs.rises)
+    higher = larger(ours.losses, theirs.losses, margin=room)
+    if "open" in (more, higher):
+        return "within the spread"
+    if more != higher:
+        return "mixed"
+    return "weaker" if more == "yes" else "as robust"
+
+
+def _seen(results: Results) -> Seen:
+    found: Seen = {}
     for name in results.names:
         for result in results.named(name):
             for model, values in result.values["models"].items():
                 for condition, rise in values["rises"].items():
-                    found.setdefault(model, {}).setdefault(condition, []).append(float(rise))
+                    one = found.setdefault(model, {}).setdefault(condition, Disturbed([], []))
+                    one.clean.append(float(values["clean"]))
+                    one.rises.append(float(rise))
     return found
 
 
-def _table(results: Results, rises: dict[str, dict[str, list[float]]]) -> Table:
-    clean: dict[str, list[float]] = {}
-    params: dict[str, int] = {}
-    for result in results:
-        for model, values in result.values["models"].items():
-            clean.setdefault(model, []).append(float(values["clean"]))
-            params[model] = int(values["params"])
-    answers = {(c.model, c.condition): c.answer for c in compared(rises)}
+def _listed(found: Sequence[Compared]) -> str:
+    return "; ".join(map(str, found)) or "none"
+
+
+def _table(results: Results, seen: Seen, found: Sequence[Compared]) -> Table:
+    params = {m: int(v["params"]) for r in results for m, v in r.values["models"].items()}
+    outcomes = {(c.model, c.condition): c.outcome for c in found}
     rows = tuple(
         (
             model,
             params[model],
-            str(summary(clean[model])),
+            str(summary(one.clean)),
             condition,
-            str(summary(numbers)),
-            answers.get((model, condition)),
+            str(summary(one.rises)),
+            str(summary(one.losses)),
+            outcomes.get((model, condition)),
         )
-        for model, by_condition in rises.items()
-        for condition, numbers in by_condition.items()
+        for model, by_condition in seen.items()
+        for condition, one in by_condition.items()
     )
     columns = (
         "model", "attention parameters", "clean loss", "disturbance", "rise of the loss",
-        "against uniform",
+        "disturbed loss", "against uniform",
     )  # fmt: skip
     return Table(columns, rows)
 
 
 def figure(results: Results) -> Chart:
     """Rises by disturbance: the models side by side, a panel per family of models."""
-    rises = _rises(results)
+    seen = _seen(results)
     parts = []
     for family in ("trained here", "pretrained"):
         mine = {
-            m: r for m, r in rises.items() if m.startswith("pretrained") == (family == "pretrained")
+            m: r for m, r in seen.items() if m.startswith("pretrained") == (family == "pretrained")
         }
         if not mine:
             continue
         names = list(next(iter(mine.values())))
         points = [
-            Point(i + 1, summary(numbers), model)
+            Point(i + 1, summary(one.rises), model)
             for model, by_condition in mine.items()
-            for i, numbers in enumerate(by_condition.values())
+            for i, one in enumerate(by_condition.values())
         ]
         words = ", ".join(f"{i + 1} {name}" for i, name in enumerate(names))
         places = tuple(range(1, len(names) + 1))

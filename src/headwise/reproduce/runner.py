@@ -63,8 +63,8 @@ class Judged:
 def reproduce(request: Request, folder: Path, pool: Pool, watch: Watch) -> tuple[Judged, ...]:
     """Run what is missing and draw everything the folder holds; the findings of all its claims."""
     store = Store(folder)
-    store.begin(request.size, {claim.id: request.n_seeds for claim in request.claims})
     with store.alone():
+        store.begin(request.size, {claim.id: request.n_seeds for claim in request.claims})
         sweep(wanted_trials(request), store, pool, watch)
         return redraw(folder)
 

@@ -57,18 +57,17 @@ def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
 def run(trial: Trial) -> Values:
     """Rows of the trained model on held-out text, and its exponents before training."""
     from headwise.plan import Plan
-    from headwise.planning.families import new_shape
-    from headwise.reproduce.scratch_training import Course, Source, corpus, learned_text, text_model
+    from headwise.reproduce.scratch_training import (
+        Course,
+        Source,
+        corpus,
+        learned_text,
+        text_model,
+        text_shape,
+    )
 
     p = trial.parameters
-    shape = new_shape(
-        n_layers=p["layers"],
-        d_model=p["d_model"],
-        n_heads=p["d_model"] // p["width"],
-        context=p["context"],
-        vocab_size=p["vocab"],
-        tied_embeddings=True,
-    )
+    shape = text_shape(p, p["d_model"] // p["width"])
     model = text_model(Plan.uniform(shape), trial.seed)
     text = corpus(p["characters"], p["vocab"])
     held_out = text.held_out
@@ -116,7 +115,7 @@ def judge(results: Results) -> Finding:
     lengths = results.items[0].values["lengths"]
     return Finding(
         fall_verdict(list(falls.values())) if learned >= LEARNED else "cannot be tested here",
-        f"From {lengths[0]} to {lengths[-1]} tokens the norm falls with the exponents {shown}.",
+        f"From {lengths[0]} to {lengths[-1]} tokens the norm goes as L to the power {shown}.",
         (
             f"Heads {narrow} wide saturate {sign} than heads {wide} wide by "
             f"{abs(gap.mean):.3f} in the exponent{certain}.",

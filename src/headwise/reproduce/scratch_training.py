@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from headwise.data.tasks import Task
-    from headwise.plan import Plan
+    from headwise.plan import ModelShape, Plan
     from headwise.training.batches import Batch
 
 HELD_OUT_SHARE = 0.05
@@ -98,6 +98,20 @@ def corpus(characters: int, vocab_size: int) -> Corpus:
     tokenizer = trained_tokenizer(split.train, vocab_size)
     train, held_out = (token_stream(tokenizer, part) for part in (split.train, split.held_out))
     return Corpus(train, held_out)
+
+
+def text_shape(p: Mapping[str, Any], heads: int) -> ModelShape:
+    """The small Llama of a trial's sizes, its embeddings tied."""
+    from headwise.planning.families import new_shape
+
+    return new_shape(
+        n_layers=p["layers"],
+        d_model=p["d_model"],
+        n_heads=heads,
+        context=p["context"],
+        vocab_size=p["vocab"],
+        tied_embeddings=True,
+    )
 
 
 def text_model(plan: Plan, seed: int, **overrides: Any) -> nn.Module:

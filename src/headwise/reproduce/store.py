@@ -12,15 +12,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TextIO, get_args
 
 from headwise.artifacts import write_text
+from headwise.errors import OutputError
 from headwise.reproduce.claim import Claim, ReproduceError, Result, Size, Trial
 from headwise.reproduce.worker import Outcome
 
 RUN_FORMAT = "headwise-reproduce-run"
 TRIAL_FORMAT = "headwise-trial"
 FORMAT_VERSION = 1
+LOCK = ".lock"  # an empty file that the runner at work holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Store:
         """What the folder holds; None if it is new."""
         path = self.folder / "run.json"
         if not path.is_file():
-            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            there = self.folder.exists()
+            if there and not (self.folder.is_dir() and _holds_nothing(self.folder)):
                 raise ReproduceError(
                     f"{self.folder} is not empty and holds no results of reproduce; give a new "
                     "folder, or that of an earlier run to continue it."
@@ -153,13 +156,17 @@ class Store:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Refuse a second runner in the same folder; a killed one leaves nothing in the way."""
+        """Refuse a second runner in the same folder; a killed one leaves nothing in the way.
+
+        The folder is made if need be; into one that is not ours nothing is written, not even this.
+        """
         try:
             import fcntl
         except ImportError:  # no such locks here; two runners would only waste time
             yield
             return
-        with (self.folder / ".lock").open("w") as stream:
+        self.run()
+        with self._lock_file() as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -168,8 +175,22 @@ class Store:
                 ) from error
             yield
 
+    def _lock_file(self) -> TextIO:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return (self.folder / LOCK).open("w")
+        except OSError as error:
+            raise OutputError(
+                f"{self.folder} could not be written ({error.strerror}); choose another place."
+            ) from error
+
     def _path(self, claim: Claim, trial: Trial) -> Path:
         return self.folder / "trials" / claim.id / f"{trial.key(claim.version)}.json"
+
+
+def _holds_nothing(folder: Path) -> bool:
+    """Whether a folder is empty but for the lock of a run that wrote nothing."""
+    return all(path.name == LOCK for path in folder.iterdir())
 
 
 def _plain(value: Any) -> Any:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headwise.reproduce.answers import Answer, counted, larger, verdict
+from headwise.reproduce.answers import Answer, larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.pretrained import NAME, TEXT
-from headwise.reproduce.statistics import Summary, summary
+from headwise.reproduce.statistics import summary
 
 if TYPE_CHECKING:
     from headwise.report.charts import Chart
@@ -118,37 +118,57 @@ def run(trial: Trial) -> Values:
 
 
 def judge(results: Results) -> Finding:
-    """Three questions, early and late: does tuning help, does the SVD start, is 4 wide enough."""
-    answers: list[Answer] = []
-    reasons: list[str] = []
+    """Does the fine-tuned student at the narrowest width follow its head, early and late?
+
+    Yes: its error lies below a tenth of the head's output by more than the spread. No: above it
+    likewise. Else open. The verdict is that of `answers` over the two depths; whether
+    fine-tuning helps and whether the SVD start beats a random one is told beside it.
+    """
     narrowest = min(results.items[0].trial.parameters["widths"])
+    follows: list[Answer] = []
+    shown, reasons, beside = [], [], []
     for depth in LAYERS[results.size]:
         start, tuned, chance = (_mean_error(results, depth, m) for m in METHODS)
-        last = _numbers(results, depth, METHODS[1], narrowest, "error")
-        helps, better = larger(start, tuned), larger(chance, tuned)
-        answers += [helps, better, larger([FOLLOWS] * len(last), last)]
-        reasons.append(
-            f"In {depth} layers fine-tuning takes the mean error over widths from {summary(start)} "
-            f"to {summary(tuned)}{_within(helps)}; a random start ends at "
-            f"{summary(chance)}{_within(better)}."
+        last, rise = (
+            _numbers(results, depth, METHODS[1], narrowest, value) for value in ("error", "rise")
         )
-    removed = {d: summary(_removed(results, d)) for d in LAYERS[results.size]}
-    shown = "; ".join(
-        f"{depth} {summary(_numbers(results, depth, METHODS[1], narrowest, 'error'))} (loss "
-        f"{_signed(summary(_numbers(results, depth, METHODS[1], narrowest, 'rise')))}, without "
-        f"the head {_signed(removed[depth])})"
-        for depth in LAYERS[results.size]
-    )
-    reasons.append(
-        f"A student follows well when its squared error is at most {FOLLOWS:g} of the head's "
-        "squared output on new text. The questions (does tuning help, does the SVD start, does "
-        f"{narrowest} wide follow; early and late) are answered: {counted(answers)}."
-    )
+        follows.append(larger([FOLLOWS] * len(last), last, margin=0.0))
+        helps, better = larger(start, tuned), larger(chance, tuned)
+        beside += [helps, better]
+        shown.append(
+            f"{depth} {summary(last)} (loss {_signed(rise)}, without the head "
+            f"{_signed(_removed(results, depth))})"
+        )
+        reasons.append(
+            f"{depth.capitalize()} layers, mean error over widths: {summary(start)} before "
+            f"fine-tuning, {summary(tuned)} after (does it help: {helps}), {summary(chance)} from "
+            f"a random start (is the SVD start better: {better})."
+        )
+    told = "; ".join(f"{d}: {a}" for d, a in zip(LAYERS[results.size], follows, strict=True))
+    why = "the spread hides the answer" if len(results.seeds) > 1 else "one seed shows no spread"
+    said = f" Open: {why}." if "open" in (*follows, *beside) else ""
     return Finding(
-        verdict(answers),
-        f"Error of the fine-tuned {narrowest}-wide student: {shown}.",
-        tuple(reasons),
+        verdict(follows),
+        f"Error of the fine-tuned {narrowest}-wide student: {'; '.join(shown)}.",
+        (
+            f"A student follows well when its squared error on new text is at most {FOLLOWS:g} of "
+            f"the head's squared output. Does the fine-tuned {narrowest}-wide one: {told}.{said}",
+            *reasons,
+            *_words(narrowest),
+        ),
         _table(results),
+    )
+
+
+def _words(width: int) -> tuple[str, str]:
+    """What “head” and “SVD start” stand for here."""
+    return (
+        "A “head” is a head group here: one key/value head with the query heads that it serves, "
+        "all of them narrowed together.",
+        "“SVD start”: of values and output the directions that carry most of the head's output on "
+        "the text it is fitted on, by a truncated SVD. Queries and keys have no SVD: each rotary "
+        f"plane turns at its own speed, so the strongest planes stay as they are ({width // 2} of "
+        f"them at width {width}).",
     )
 
 
@@ -191,20 +211,12 @@ def figure(results: Results) -> Chart:
 
 def _numbers(results: Results, depth: str, method: str, width: int, value: str) -> list[float]:
     """One value per seed: the mean over the layers of this depth."""
-    return [
-        float(
-            np.mean(
-                [
-                    row[value]
-                    for r in results.where(depth=depth)
-                    if r.trial.seed == seed
-                    for row in r.values["students"]
-                    if row["method"] == method and row["width"] == width
-                ]
-            )
-        )
-        for seed in results.seeds
-    ]
+    found: dict[int, list[float]] = {seed: [] for seed in results.seeds}
+    for r in results.where(depth=depth):
+        for row in r.values["students"]:
+            if (row["method"], row["width"]) == (method, width):
+                found[r.trial.seed].append(row[value])
+    return [float(np.mean(each)) for each in found.values()]
 
 
 def _mean_error(results: Results, depth: str, method: str) -> list[float]:
@@ -221,12 +233,8 @@ def _removed(results: Results, depth: str) -> list[float]:
     ]
 
 
-def _within(answer: Answer) -> str:
-    return " (within the spread)" if answer == "open" else ""
-
-
-def _signed(numbers: Summary) -> str:
-    return f"{numbers.mean:+.2g}"
+def _signed(numbers: Sequence[float]) -> str:
+    return f"{summary(numbers).mean:+.2g}"
 
 
 CLAIM = Claim(

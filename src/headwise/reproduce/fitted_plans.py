@@ -1,0 +1,70 @@
+"""The plan fitted to a condition, and what it is worth to have that one and not another's.
+
+The plan fitted to a condition is the one with the lowest loss there; adapting is worth what it
+costs to use the plan fitted to another condition instead:
+
+              plan A   plan B              worth of adapting = loss(here, their plan)
+    here       1.00     1.10                                 − loss(here, own plan)
+    there      0.90     0.80                               = 1.10 − 1.00
+
+Choosing the lowest of several noisy losses flatters the choice, so plans are chosen by the other
+seeds and scored on the seed left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headwise.reproduce.answers import Answer, larger
+from headwise.reproduce.heads_curve import SOLVED
+from headwise.reproduce.statistics import CONFIDENCE, paired_difference, summary
+
+ENOUGH = 0.01  # of the loss: less does not pay
+Losses = Mapping[str, Sequence[float]]  # at every seed, by plan
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Losses in one condition, at every seed: of the plan fitted to another, and of its own."""
+
+    other: Sequence[float]
+    own: Sequence[float]
+
+    @property
+    def share(self) -> float:
+        """What adapting is worth, as a share of the loss."""
+        return summary(self.other).mean / summary(self.own).mean - 1
+
+    def pays(self, n_pairs: int, chance: float) -> Answer:
+        """Whether the other's loss is larger by more than is called equal, and not solved."""
+        if max(summary(x).mean for x in (self.other, self.own)) < SOLVED * chance:
+            return "no"
+        return larger(self.other, self.own, ENOUGH, _level(n_pairs))
+
+    def interval(self, n_pairs: int) -> str:
+        """The mean difference with its interval."""
+        gap = paired_difference(self.other, self.own, confidence=_level(n_pairs))
+        return f"{gap.mean:+.3g} [{gap.low:+.2g}, {gap.high:+.2g}]"
+
+
+def _level(n_pairs: int) -> float:
+    return 1 - (1 - CONFIDENCE) / n_pairs
+
+
+def chosen_plans(losses: Losses) -> list[str]:
+    """For every seed, the plan with the lowest mean loss over the other seeds."""
+    n = len(next(iter(losses.values())))
+
+    def others(values: Sequence[float], left_out: int) -> float:
+        kept = [v for i, v in enumerate(values) if i != left_out or n == 1]
+        return summary(kept).mean
+
+    return [min(losses, key=lambda plan: others(losses[plan], i)) for i in range(n)]
+
+
+def fitted(here: Losses, there: Losses) -> Fitted:
+    """The losses here of the plan fitted to `there` and of one's own; seed by seed."""
+    own, theirs = chosen_plans(here), chosen_plans(there)
+    seeds = range(len(own))
+    return Fitted([here[theirs[i]][i] for i in seeds], [here[own[i]][i] for i in seeds])
