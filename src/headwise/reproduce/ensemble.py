@@ -33,7 +33,7 @@ TRAINING: dict[Size, dict[str, int]] = {
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Both ways of fixing a width, at every number of heads."""
-    cost = 1.5 if size == "quick" else 50.0
+    cost = 1.5 if size == "quick" else 8.0
     networks = {
         f"{FIXED[fixed]}, {heads} heads": {"fixed": fixed, "heads": heads, **TRAINING[size]}
         for fixed in FIXED

@@ -30,7 +30,7 @@ TRAINING: dict[Size, dict[str, int]] = {
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Every total number of heads; both readings lie on this curve."""
-    cost = 2.0 if size == "quick" else 90.0
+    cost = 2.0 if size == "quick" else 30.0
     networks = {f"{heads} heads": {"heads": heads, **TRAINING[size]} for heads in HEADS}
     return head_trials("four-gram", seeds, networks, cost)
 

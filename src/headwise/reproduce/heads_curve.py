@@ -21,7 +21,7 @@ from headwise.reproduce.claim import Finding, Results, Table, Trial, Verdict
 from headwise.reproduce.statistics import lowest, summary
 
 SOLVED = 1e-3  # of what a blind guess scores: from there on a task counts as solved
-SLOWER = 64  # so many heads take twice the time of few
+SLOWER = 32  # so many heads take twice the time of few
 Reading = Literal["in total", "per group"]
 Curve = Mapping[int, Sequence[float]]  # error at every seed by number of heads
 

@@ -33,7 +33,7 @@ TRAINING: dict[Size, dict[str, int]] = {
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Both kinds of tokens at every total number of heads."""
-    cost = 1.5 if size == "quick" else 50.0
+    cost = 1.5 if size == "quick" else 13.0
     networks = {
         f"{kind}, {heads} heads": {"kind": kind, "heads": heads, **TRAINING[size]}
         for kind in KINDS

@@ -47,11 +47,11 @@ class Material:
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """The pretrained model on the seed's text; in full, also one trained from the seed."""
     given = {"model": NAME, "text": TEXT, **PRETRAINED[size]}
-    cost = 12.0 if size == "quick" else 500.0
+    cost = 12.0 if size == "quick" else 930.0
     made = [Trial("later-layers", "pretrained", seed, given, cost) for seed in seeds]
     if size == "full":
         parameters = {"model": "trained here", **TRAINED}
-        made += [Trial("later-layers", "six layers", seed, parameters, 500.0) for seed in seeds]
+        made += [Trial("later-layers", "six layers", seed, parameters, 250.0) for seed in seeds]
     return made
 
 

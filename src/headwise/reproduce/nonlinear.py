@@ -30,7 +30,7 @@ TRAINING: dict[Size, dict[str, int]] = {
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Every total number of heads."""
-    cost = 3.0 if size == "quick" else 130.0
+    cost = 3.0 if size == "quick" else 45.0
     networks = {f"{heads} heads": {"heads": heads, **TRAINING[size]} for heads in HEADS[size]}
     return head_trials("nonlinear", seeds, networks, cost)
 

@@ -41,7 +41,7 @@ COURSE: dict[Size, dict[str, dict[str, Any]]] = {
 }
 COST: dict[Size, dict[str, float]] = {
     "quick": {"language": 0.6, "attention-only": 0.4, "classification": 0.4},
-    "full": {"language": 150.0, "attention-only": 65.0, "classification": 175.0},
+    "full": {"language": 120.0, "attention-only": 55.0, "classification": 180.0},
 }
 
 
