@@ -84,7 +84,7 @@ def judge(results: Results) -> Finding:
     )
     rows = tuple(
         (
-            s, p, str(summary(_finals(results, s, p))),
+            s, _shown(p), str(summary(_finals(results, s, p))),
             _interval(_gap(results, s, p)) if p in RIVALS else None,
             _percent(_savings(results, s, p, "dense")) if p != "dense" else None,
             int(results.numbers(f"{s}: {p}", "attn_params")[0]),
@@ -149,6 +149,10 @@ def _savings(results: Results, setting: str, policy: str, reference: str) -> lis
     return [saving(mine, theirs) for mine, theirs in pairs]
 
 
+def _shown(policy: str) -> str:
+    return "planned" if policy == PLANNED else policy
+
+
 def _percent(shares: list[float]) -> str:
     found = summary(shares)
     spread = f" ± {100 * found.sd:.1f}" if found.n > 1 else ""
@@ -184,7 +188,7 @@ def figure(results: Results) -> Chart:
                 pairs = [(r.losses[i], d) for r, d in zip(runs, there, strict=True) if d]
                 if pairs:
                     percent = summary([100 * (mine / theirs - 1) for mine, theirs in pairs])
-                    points.append(Point(flops / 1e9, percent, policy))
+                    points.append(Point(flops / 1e9, percent, _shown(policy)))
         words = "held-out loss against dense, %"
         drawn.append(curves(points, Axes(setting, "training GFLOPs", words, log_x=True)))
     return panels(drawn)

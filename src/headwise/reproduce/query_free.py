@@ -58,7 +58,7 @@ COURSE: dict[Size, dict[str, Any]] = {
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Every variant."""
-    cost = 0.5 if size == "quick" else 110.0
+    cost = 0.5 if size == "quick" else 90.0
     return [
         Trial(
             "query-free", name, seed,
