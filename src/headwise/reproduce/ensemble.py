@@ -14,7 +14,7 @@ from headwise.reproduce.answers import larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.heads_curve import curve_of, head_trials
-from headwise.reproduce.statistics import lowest, summary
+from headwise.reproduce.statistics import CONFIDENCE, lowest, summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,9 +108,10 @@ def judge(results: Results) -> Finding:
     together, most, fewest = joint["total"], max(joint["total"]), min(joint["total"])
     low = lowest(together)
     best = cast("int", low.at)
+    level = 1 - (1 - CONFIDENCE) / (len(together) - 1)  # the best was chosen among all of them
     answers = {
-        "more heads help at first": larger(together[fewest], together[best]),
-        f"{most} heads are too many": larger(together[most], together[best]),
+        "more heads help at first": larger(together[fewest], together[best], confidence=level),
+        f"{most} heads are too many": larger(together[most], together[best], confidence=level),
         "each is weaker": larger(alone["total"][most], alone["total"][LAGS], WEAKER),
     }
     ties = f", within the spread of {', '.join(map(str, low.tied))}" if low.tied else ""

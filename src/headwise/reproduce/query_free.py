@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwise.reproduce.answers import Answer, verdict
-from headwise.reproduce.charting import Axes, Point, curves
+from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
 from headwise.reproduce.query_free_models import (
     INIT_STD,
@@ -206,18 +206,25 @@ def _diverged(results: Results, name: str) -> int:
 
 
 def figure(results: Results) -> Chart:
-    """Held-out loss by step, relative to the full model at the same step and seed."""
+    """Held-out loss by step, relative to the full model at the same step and seed.
+
+    Without W_V much more is lost, so it has a panel of its own.
+    """
     base = {r.trial.seed: r.values["losses"] for r in results.named(FULL)}
-    points = []
-    for name in VARIANTS:
+    points: dict[str, list[Point]] = {"W_Q or W_K": [], "W_V": []}
+    for name, (block, _) in VARIANTS.items():
         found = results.named(name)
         whole = min(len(r.values["losses"]) for r in (*found, *results.named(FULL)))
         for i in range(whole):
             ratios = [r.values["losses"][i] / base[r.trial.seed][i] for r in found]
             percent = summary([100 * (ratio - 1) for ratio in ratios])
-            points.append(Point(found[0].values["steps"][i], percent, name))
-    axes = Axes("One projection less, from scratch", "step", "held-out loss against full, %")
-    return curves(points, axes)
+            place = "W_V" if block.identity == "value" else "W_Q or W_K"
+            points[place].append(Point(found[0].values["steps"][i], percent, name))
+    words = "held-out loss against full, %"
+    return panels(
+        [curves(some, Axes(f"Without {what}, from scratch", "step", words))
+         for what, some in points.items()]
+    )  # fmt: skip
 
 
 CLAIM = Claim(
