@@ -36,6 +36,7 @@ def test_one_seed_separates_nothing():
     low = lowest({1: [5.0], 8: [1.0]})
     assert low.at == 8
     assert not low.certain
+    assert str(paired_difference([2.0], [1.0])) == "+1 (one seed: no interval)"
 
 
 def test_lowest_outside_and_within_the_spread():

@@ -12,7 +12,7 @@ must not refute what many might show, nor may what was not seen to fail count as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from headwise.reproduce.claim import Verdict
@@ -20,6 +20,9 @@ from headwise.reproduce.statistics import CONFIDENCE, paired_difference, summary
 
 MARGIN = 0.1  # of the larger: less than that is called equal
 Answer = Literal["yes", "no", "open"]
+KINDEST_FIRST: tuple[Verdict, ...] = (
+    "holds", "holds in part", "cannot be tested here", "does not hold",
+)  # fmt: skip
 
 
 def larger(
@@ -46,6 +49,11 @@ def verdict(answers: Sequence[Answer]) -> Verdict:
         return "holds in part"
     decided = answers.count("no") >= answers.count("open")
     return "does not hold" if decided else "cannot be tested here"
+
+
+def kindest(verdicts: Iterable[Verdict]) -> Verdict:
+    """The one most in favour of a claim, where several readings of it are open to the paper."""
+    return min(verdicts, key=KINDEST_FIRST.index)
 
 
 def counted(answers: Sequence[Answer]) -> str:

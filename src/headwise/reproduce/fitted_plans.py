@@ -44,8 +44,7 @@ class Fitted:
 
     def interval(self, n_pairs: int) -> str:
         """The mean difference with its interval."""
-        gap = paired_difference(self.other, self.own, confidence=_level(n_pairs))
-        return f"{gap.mean:+.3g} [{gap.low:+.2g}, {gap.high:+.2g}]"
+        return str(paired_difference(self.other, self.own, confidence=_level(n_pairs)))
 
 
 def _level(n_pairs: int) -> float:

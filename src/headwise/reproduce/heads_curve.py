@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from headwise.reproduce.answers import larger
+from headwise.reproduce.answers import kindest, larger
 from headwise.reproduce.claim import Finding, Results, Table, Trial, Verdict
 from headwise.reproduce.statistics import lowest, summary
 
@@ -109,10 +109,7 @@ def finding(tasks: Sequence[Sequence[Judgement]], more: Sequence[str], table: Ta
     Of a task's readings the better one counts, because the paper does not say which it means;
     that leans towards the paper and is said. Tasks that differ: in part if some task is for it.
     """
-    order: tuple[Verdict, ...] = (
-        "holds", "holds in part", "cannot be tested here", "does not hold",
-    )  # fmt: skip
-    best = [min((j.verdict for j in task), key=order.index) for task in tasks]
+    best = [kindest(j.verdict for j in task) for task in tasks]
     verdict = best[0]
     if len(set(best)) > 1:
         favoured = any(v in ("holds", "holds in part") for v in best)

@@ -85,7 +85,7 @@ def judge(results: Results) -> Finding:
     rows = tuple(
         (
             s, _shown(p), str(summary(_finals(results, s, p))),
-            _interval(_gap(results, s, p)) if p in RIVALS else None,
+            str(_gap(results, s, p)) if p in RIVALS else None,
             _percent(_savings(results, s, p, "dense")) if p != "dense" else None,
             int(results.numbers(f"{s}: {p}", "attn_params")[0]),
         )
@@ -157,10 +157,6 @@ def _percent(shares: list[float]) -> str:
     found = summary(shares)
     spread = f" ± {100 * found.sd:.1f}" if found.n > 1 else ""
     return f"{100 * found.mean:.1f}{spread}%"
-
-
-def _interval(gap: Difference) -> str:
-    return f"{gap.mean:+.3g} [{gap.low:+.2g}, {gap.high:+.2g}]"
 
 
 def _told(answers: Mapping[str, Answer]) -> str:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headwise.reproduce.answers import Answer, verdict
+from headwise.reproduce.answers import Answer, kindest, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
-from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values, Verdict
+from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.query_free_models import (
     INIT_STD,
     PAPER_DECAY,
@@ -100,9 +100,6 @@ def judge(results: Results) -> Finding:
         scale: (as_well(gaps[narrow]), better(gaps[wide]))
         for scale, (narrow, wide) in SCALES.items()
     }
-    order: tuple[Verdict, ...] = (
-        "holds", "holds in part", "cannot be tested here", "does not hold",
-    )  # fmt: skip
     rows = tuple(
         (
             name,
@@ -126,7 +123,7 @@ def judge(results: Results) -> Finding:
         for scale, (narrow, wide) in SCALES.items()
     )
     return Finding(
-        min((verdict(answers) for answers in found.values()), key=order.index),
+        kindest(verdict(answers) for answers in found.values()),
         f"Held-out loss without W_Q against the full model at decay {USUAL_DECAY:g} / at the same "
         f"decay {PAPER_DECAY:g}: {shown}.",
         (_answered(found, len(results.seeds)), *_reasons(results, gaps)),

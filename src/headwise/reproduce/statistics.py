@@ -45,6 +45,11 @@ class Difference:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"{self.mean:+.3g} (one seed: no interval)"
+        return f"{self.mean:+.3g} [{self.low:+.2g}, {self.high:+.2g}]"
+
     @property
     def positive(self) -> bool:
         """Whether it is above 0 by more than the spread."""
