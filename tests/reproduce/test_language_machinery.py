@@ -19,9 +19,9 @@ from headwise.reproduce.disturbances import PROSE, random_windows
 from headwise.reproduce.layer_cuts import WAYS, cut_third, cut_to_plan, group_importance, profiled
 from headwise.reproduce.narrow_heads import (
     group_weights,
+    head_weights,
     replaced,
     widened,
-    with_group,
     without_groups,
 )
 from headwise.reproduce.pretrained import passages, window_loss
@@ -179,32 +179,56 @@ def test_fitting_helps_and_never_hurts(model):
     )
     for start in (student.truncated(teacher, lessons[0], 4), student.random(teacher, 4, seed=3)):
         begin = student.Imitation(start, teacher.attention, shown.turns)
-        made = student.fitted(start, teacher, lessons, student.Exercise(60, 8, (0.003, 0.1), 5))
-        wild = student.fitted(start, teacher, lessons, student.Exercise(3, 2, (1e4,), 5))
+        exercise = student.Exercise(60, 8, (0.003, 0.1), 5)
+        made, rate = student.fitted(start, teacher, lessons, exercise)
+        wild, none = student.fitted(start, teacher, lessons, student.Exercise(3, 2, (1e4,), 5))
         before = student.error(begin, teacher, lessons[1])
         assert student.error(made, teacher, lessons[1]) < before
         assert student.error(wild, teacher, lessons[1]) <= before
         assert made.spec.qk_dim == made.spec.vo_dim == 4
+        assert rate in exercise.rates
+        assert none == 0
+
+
+def test_the_query_heads_of_a_group_add_up_to_it(model, ids):
+    heads, attention = plan_of(model).layers[1], model.attentions()[1]
+    shown, teachers = _teachers(model, 1, ids)
+    weights = attention_weights(attention)
+    for group, teacher in enumerate(teachers):
+        single = heads.heads[group].model_copy(update={"queries": 1})
+        starts = [
+            student.Start(single, head_weights(heads, group, query, weights))
+            for query in range(QUERIES)
+        ]
+        with torch.no_grad():
+            parts = [student.Imitation(s, attention, shown.turns)(shown.hidden) for s in starts]
+            assert torch.allclose(sum(parts), teacher(shown.hidden), atol=1e-5)
+        assert not torch.allclose(parts[0], parts[1], atol=1e-2)
 
 
 def test_a_student_in_the_model_is_the_student_alone(model, ids):
     layer, group = LAYERS - 1, 1
-    heads, attention = plan_of(model).layers[layer], model.attentions()[layer]
+    attention = model.attentions()[layer]
     shown, teachers = _teachers(model, layer, ids)
-    start = student.truncated(teachers[group], shown, 4)
-    one = student.Imitation(start, attention, shown.turns)
-    whole = heads.model_copy(update={"heads": (heads.heads[group],)})
-    narrow = heads.model_copy(update={"heads": (one.spec,)})
-    full = widened(whole, narrow, one.weights())
-    seen = []
-    hook = attention.register_forward_hook(lambda m, a, out: seen.append(out[0]))
-    dense = attention_weights(attention)
-    with replaced(model, {layer: with_group(heads, group, dense, full)}):
-        _logits(model, ids)
-    hook.remove()
+    one = student.Imitation(
+        student.truncated(teachers[group], shown, 4), attention, shown.turns
+    ).requires_grad_(False)
     with torch.no_grad():
         others = sum(t(shown.hidden) for j, t in enumerate(teachers) if j != group)
-        assert torch.allclose(seen[0], others + one(shown.hidden), atol=1e-5)
+        full, before = others + teachers[group](shown.hidden), _logits(model, ids)
+    expected = {"student": others + one(shown.hidden), "nothing": others}
+    for name, new in {"student": one, "nothing": None}.items():
+        seen = []
+        with student.exchanged(attention, teachers[group], new):
+            hook = attention.register_forward_hook(lambda m, a, out, seen=seen: seen.append(out[0]))
+            _logits(model, ids)
+            shorter = _logits(model, ids[:, :-1])
+        hook.remove()
+        assert torch.allclose(seen[0], expected[name], atol=1e-5)
+        assert not torch.allclose(seen[0], full, atol=1e-2)
+        assert torch.allclose(seen[1], expected[name][:, :-1], atol=1e-5)
+        assert shorter.shape[1] == LENGTH - 1
+    assert torch.equal(_logits(model, ids), before)
 
 
 def test_cuts_of_a_third_have_equal_parameters(model, profile):
@@ -224,12 +248,12 @@ def test_the_least_important_head_group_goes(model, profile, ids):
     columns = cut.layers[0][0]["output"].unflatten(1, (GROUPS, -1)).abs().sum((0, 2))
     assert (columns == 0).tolist() == [j == importance.argmin() for j in range(GROUPS)]
     # The gate's gradient, by a small change of the gate itself.
-    heads, weights = plan_of(model).layers[0], attention_weights(model.attentions()[0])
     change, losses = 1e-2, []
+    columns = slice(QUERIES * WIDTH, 2 * QUERIES * WIDTH)  # of head group 1
     for factor in (1 - change, 1 + change):
-        part = group_weights(heads, 1, weights)
-        part[0]["output"] *= factor
-        with replaced(model, {0: with_group(heads, 1, weights, part)}):
+        weights = attention_weights(model.attentions()[0])
+        weights[0]["output"][:, columns] *= factor
+        with replaced(model, {0: weights}):
             losses.append([window_loss(model, row[None]) for row in ids])
     slopes = np.subtract(losses[1], losses[0]) / (2 * change) * np.sqrt(LENGTH - 1)
     assert importance[1] == pytest.approx(np.abs(slopes).mean(), rel=0.03)

@@ -110,19 +110,25 @@ def test_the_worth_of_adapting_by_hand():
     there = {"a": [5.0, 5.0, 5.0], "b": [4.0, 4.0, 4.0]}
     found = fitted(here, there)
     assert found == Fitted([1.5, 1.7, 1.6], [1.0, 1.1, 1.2])
-    assert found.share == pytest.approx(1.6 / 1.1 - 1)
-    assert found.pays(1, chance=0.0) == "yes"
-    assert found.pays(1, chance=1e5) == "no"  # both solve it
-    assert fitted(here, here).pays(1, chance=0.0) == "no"
+    assert found.share(None) == pytest.approx(1.6 / 1.1 - 1)
+    assert found.share(chance=5.0) == pytest.approx(0.1)
+    assert found.pays(1, None) == "yes"
+    assert found.pays(1, chance=5.0) == "yes"
+    assert found.pays(1, chance=1e3) == "no"  # both all but solve it
+    assert found.pays(1, chance=5.0, blind=1.1) == "open"  # neither learned anything
+    assert found.pays(1, chance=5.0, blind=1.3) == "yes"  # one did
+    assert fitted(here, here).pays(1, None) == "no"
 
 
-def _adaptive(best, gain=1.0):
+def _adaptive(best, gain=1.0, blind=7.0):
     """Each condition has a best plan, `gain` below the others."""
 
     def values(trial):
         p = trial.parameters
         mine = p["plan"] == best.get(p["condition"], "8 × 4")
-        return {"loss": 5.0 + trial.seed / 10 + (0.0 if mine else gain * (1 + trial.seed / 100))}
+        task = {} if p["data"]["kind"] == "text" else {"chance": 8.0, "blind": blind}
+        loss = 5.0 + trial.seed / 10 + (0.0 if mine else gain * (1 + trial.seed / 100))
+        return {"loss": loss, **task}
 
     return values
 
@@ -142,3 +148,11 @@ def test_adapting(best, gain, verdict):
     assert finding.verdict == verdict
     assert {row[0] for row in finding.table.rows} == {"length", "task"}
     assert adaptive.figure(results).to_dict()
+
+
+def test_what_nobody_learned_says_nothing_about_adapting():
+    best = {"4-gram": "2 × 16"}
+    finding = adaptive.judge(_results(adaptive.CLAIM, _adaptive(best, blind=4.0)))
+    paid = {(row[1], row[3]): row[-1] for row in finding.table.rows if row[0] == "task"}
+    assert paid["4-gram", "classification"] == paid["classification", "4-gram"] == "open"
+    assert paid["text, 32 tokens", "4-gram"] == "yes"

@@ -18,6 +18,7 @@ from headwise.reproduce.planned_settings import SHAPE
 from headwise.reproduce.query_free_models import Block, block_plan, score_scale
 from headwise.reproduce.rival_plans import POLICIES, RIVALS, rival_plan
 from headwise.reproduce.scratch_training import (
+    PAIR_PRIOR,
     Corpus,
     Course,
     Learned,
@@ -114,6 +115,8 @@ def test_frequencies_by_hand():
         torch.tensor([0, 1]).numpy().astype("uint32"),
     )
     assert text.frequency_loss(2) == pytest.approx(-(math.log(3 / 5) + math.log(2 / 5)) / 2)
+    follows = (1 + PAIR_PRIOR * 2 / 5) / (2 + PAIR_PRIOR)  # 0 was followed by 0 once, by 1 once
+    assert text.pair_loss(2) == pytest.approx(-math.log(follows))
 
 
 def test_text_is_learned_and_a_run_repeats():

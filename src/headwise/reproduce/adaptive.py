@@ -23,8 +23,14 @@ from headwise.reproduce.adaptive_conditions import (
 from headwise.reproduce.answers import Answer, counted, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
-from headwise.reproduce.fitted_plans import ENOUGH, Fitted, Losses, chosen_plans, fitted
-from headwise.reproduce.heads_curve import SOLVED
+from headwise.reproduce.fitted_plans import (
+    ENOUGH,
+    LEARNED,
+    Fitted,
+    Losses,
+    chosen_plans,
+    fitted,
+)
 from headwise.reproduce.statistics import summary
 
 if TYPE_CHECKING:
@@ -70,33 +76,42 @@ def run(trial: Trial) -> Values:
     task = condition_task(p["data"], seed)
     network = TaskNetwork(condition_plan(p, task.length, 0), task, norm=True, seed=seed)
     learned = scratch.learned_task(network, task, course, seed)
-    return {"loss": learned.finished().losses[-1], "chance": task.chance_loss}
+    # What is lost by one who answers without looking at the order of the tokens, if that is less.
+    blind = getattr(task, "order_blind_loss", task.chance_loss)
+    found = {"chance": task.chance_loss, "blind": blind}
+    return {"loss": learned.finished().losses[-1], **found}
 
 
 def judge(results: Results) -> Finding:
     """Two questions: does adapting pay to the length, and does it pay to the task?
 
-    Yes: in some pair of conditions, by more than the spread and by a hundredth of the loss or more.
-    No: in no pair, for certain. A task that both plans solve has nothing left to pay. Pairs of one
-    kind of data at two lengths ask about length, pairs of two kinds at their longest about the
-    task.
+    Yes: in some pair of conditions, by more than the spread and by a hundredth or more: of the
+    loss on text, of a guess's loss on a task. No: in no pair, for certain. A task that no plan
+    learned is open. Pairs of one kind of data at two lengths ask about length, pairs of two kinds
+    at their longest about the task.
     """
-    losses, chances = _losses(results), _chances(results)
+    losses = _losses(results)
+    chances, blinds = (_given(results, name) for name in ("chance", "blind"))
     found: dict[str, dict[Pair, Fitted]] = {
         axis: {(a, b): fitted(losses[a], losses[b]) for a, b in some}
         for axis, some in _pairs(results.size).items()
     }
     pays = {
-        axis: {pair: one.pays(len(of), chances.get(pair[0], 0.0)) for pair, one in of.items()}
+        axis: {
+            pair: one.pays(len(of), chances.get(pair[0]), blinds.get(pair[0]))
+            for pair, one in of.items()
+        }
         for axis, of in found.items()
     }
     answers = {axis: _some(list(of.values())) for axis, of in pays.items()}
     sentences = []
     for axis, of in found.items():
-        most = max(of, key=lambda pair: of[pair].share)
+        shares = {pair: one.share(chances.get(pair[0])) for pair, one in of.items()}
+        most = max(shares, key=shares.__getitem__)
         sentences.append(
             f"{axis} ({answers[axis]}): adapting pays in {counted(list(pays[axis].values()))} of "
-            f"{len(of)} pairs; at most {of[most].share:+.1%} of the loss, in {most[0]} against the "
+            f"{len(of)} pairs; at most {shares[most]:+.1%} of "
+            f"{'a guess’s loss' if most[0] in chances else 'the loss'}, in {most[0]} against the "
             f"plan for {most[1]}"
         )
     rows = tuple(
@@ -131,8 +146,8 @@ def _reasons(losses: Mapping[str, Losses]) -> tuple[str, ...]:
     return (
         "Plans are chosen by the other seeds and scored on the one left out; intervals are made "
         "for all pairs of a question at once.",
-        f"To pay means at least {ENOUGH:.0%} of the loss; a task that both plans bring below "
-        f"{SOLVED:g} of a blind guess is solved, and nothing can pay there.",
+        f"To pay means at least {ENOUGH:.0%}: of the loss on text, of what a guess loses on a "
+        f"task; a task is open where both plans stay above {LEARNED:g} of a blind guess.",
         f"The choice is the same whichever seed is left out in {len(steady)} of {len(losses)} "
         f"conditions{': ' + '; '.join(steady) if steady else ''}.",
         "The bound of the paper adapts to the width of tokens and to lags; the sequence length "
@@ -140,12 +155,10 @@ def _reasons(losses: Mapping[str, Losses]) -> tuple[str, ...]:
     )
 
 
-def _chances(results: Results) -> dict[str, float]:
-    """What a blind guess scores, where the condition is a task."""
+def _given(results: Results, name: str) -> dict[str, float]:
+    """What a guess loses, by condition; text has no such number."""
     return {
-        r.trial.parameters["condition"]: float(r.values["chance"])
-        for r in results
-        if "chance" in r.values
+        r.trial.parameters["condition"]: float(r.values[name]) for r in results if name in r.values
     }
 
 

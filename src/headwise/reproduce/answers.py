@@ -20,6 +20,7 @@ from headwise.reproduce.statistics import CONFIDENCE, paired_difference, summary
 
 MARGIN = 0.1  # of the larger: less than that is called equal
 Answer = Literal["yes", "no", "open"]
+NOT: dict[Answer, Answer] = {"yes": "no", "no": "yes", "open": "open"}
 KINDEST_FIRST: tuple[Verdict, ...] = (
     "holds", "holds in part", "cannot be tested here", "does not hold",
 )  # fmt: skip

@@ -20,6 +20,8 @@ from headwise.reproduce.pretrained import CHARACTERS, TEXT, batches
 NOISE = (0.05, 0.2)
 PROSE = 450_000  # characters at the beginning of the built-in text that are documentation
 
+LONG_LINE = 40  # characters: two texts with such a line in common have more in common
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -39,20 +41,25 @@ def conditions(swaps: int) -> tuple[str, ...]:
 
 
 def disturbed(model: Any, stage: Stage) -> Values:
-    """The loss on clean text, and by disturbance how much higher it is."""
+    """The loss on clean text; by disturbance the loss, and how much higher it is on its windows."""
     inputs, labels = (torch.from_numpy(x) for x in (stage.clean[:, :-1], stage.clean[:, 1:]))
     clean = _losses(model, inputs.numpy(), labels.numpy())
     other = _losses(model, stage.shifted[:, :-1], stage.shifted[:, 1:])
-    rises = [float(other.mean() - clean.mean())]
+    found = [(other.mean(), other.mean() - clean.mean())]
     for share in NOISE:
         changed = noisy(inputs, share, stage.vocab_size, stage.seed)
-        rises.append(float((_losses(model, changed.numpy(), labels.numpy()) - clean).mean()))
+        losses = _losses(model, changed.numpy(), labels.numpy())
+        found.append((losses.mean(), (losses - clean).mean()))
     few, targets = inputs[: stage.attacked], labels[: stage.attacked]
     swapped = greedily_swapped(model, few, targets, stage.attack)
-    attacked = _losses(model, swapped.numpy(), targets.numpy())
-    rises.append(float((attacked - clean[: stage.attacked]).mean()))
+    losses = _losses(model, swapped.numpy(), targets.numpy())
+    found.append((losses.mean(), (losses - clean[: stage.attacked]).mean()))
     names = conditions(stage.attack.swaps)
-    return {"clean": float(clean.mean()), "rises": dict(zip(names, rises, strict=True))}
+    both = {
+        name: {"loss": float(loss), "rise": float(rise)}
+        for name, (loss, rise) in zip(names, found, strict=True)
+    }
+    return {"clean": float(clean.mean()), "disturbed": both}
 
 
 def _losses(model: Any, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -91,6 +98,20 @@ def source_documents() -> tuple[str, ...]:
 
     found = read_source(TEXT, CHARACTERS).documents
     return found[len(found) // 2 :]
+
+
+def apart(documents: tuple[str, ...], scored: tuple[str, ...]) -> tuple[str, ...]:
+    """The documents that share no long line with those to score on.
+
+    Topics of the documentation hold others word for word.
+    """
+    lines = {line for d in scored for line in _long_lines(d)}
+    return tuple(d for d in documents if lines.isdisjoint(_long_lines(d)))
+
+
+def _long_lines(document: str) -> set[str]:
+    lines = (line.strip() for line in document.splitlines())
+    return {line for line in lines if len(line) >= LONG_LINE}
 
 
 def random_windows(stream: np.ndarray, length: int, count: int, seed: int) -> np.ndarray:

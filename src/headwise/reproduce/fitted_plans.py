@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headwise.reproduce.answers import Answer, larger
-from headwise.reproduce.heads_curve import SOLVED
 from headwise.reproduce.statistics import CONFIDENCE, paired_difference, summary
 
-ENOUGH = 0.01  # of the loss: less does not pay
+ENOUGH = 0.01  # of the yardstick: less does not pay
+LEARNED = 0.9  # of a blind guess: above it nothing was learned that a plan could help with
 Losses = Mapping[str, Sequence[float]]  # at every seed, by plan
 
 
@@ -31,16 +31,24 @@ class Fitted:
     other: Sequence[float]
     own: Sequence[float]
 
-    @property
-    def share(self) -> float:
-        """What adapting is worth, as a share of the loss."""
-        return summary(self.other).mean / summary(self.own).mean - 1
+    def share(self, chance: float | None) -> float:
+        """What adapting is worth, as a share of a blind guess's loss, or else of the own one."""
+        return (summary(self.other).mean - summary(self.own).mean) / self._yardstick(chance)
 
-    def pays(self, n_pairs: int, chance: float) -> Answer:
-        """Whether the other's loss is larger by more than is called equal, and not solved."""
-        if max(summary(x).mean for x in (self.other, self.own)) < SOLVED * chance:
-            return "no"
-        return larger(self.other, self.own, ENOUGH, _level(n_pairs))
+    def pays(self, n_pairs: int, chance: float | None, blind: float | None = None) -> Answer:
+        """Whether the other's loss is larger by more than is called equal.
+
+        Near nothing a hundredth of a loss is a trifle, so that of a task is measured by what a
+        guess loses. Where neither plan got past a blind guess, there is nothing to tell.
+        """
+        own, other = summary(self.own).mean, summary(self.other).mean
+        if blind is not None and min(own, other) > LEARNED * blind:
+            return "open"
+        margin = ENOUGH * self._yardstick(chance) / other
+        return larger(self.other, self.own, margin, _level(n_pairs))
+
+    def _yardstick(self, chance: float | None) -> float:
+        return summary(self.own).mean if chance is None else chance
 
     def interval(self, n_pairs: int) -> str:
         """The mean difference with its interval."""

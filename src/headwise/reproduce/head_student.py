@@ -1,7 +1,7 @@
-"""One head group of a trained model, and narrow students that imitate it.
+"""One head of a trained model, and narrow students that imitate it.
 
-    hidden (the dense layers before) ─┬─► teacher: the group's own projections ─► its part of the
-                                      └─► student: narrower ones                  layer's output
+    hidden (the dense layers before) ─┬─► teacher: the head's own projections ─► its part of the
+                                      └─► student: narrower ones                 layer's output
 
 The rest of the model stays dense, so the error of the student is all the error there is. A student
 starts from the whitened truncation of the teacher's values and its strongest rotary planes, or from
@@ -13,8 +13,8 @@ random numbers of the teacher's size, and is fitted to the teacher's output by t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def lesson(model: Any, layer: int, ids: np.ndarray) -> Lesson:
     turns: list[Turns] = []
 
     def stop(module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        hidden.append(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+        hidden.append(_read(args, kwargs))
         cos, sin = kwargs["position_embeddings"]
         turns.append((cos[:1], sin[:1]))
         raise _Reached
@@ -88,8 +88,29 @@ def lesson(model: Any, layer: int, ids: np.ndarray) -> Lesson:
     return Lesson(torch.cat(hidden), turns[0])
 
 
+@contextmanager
+def exchanged(attention: Any, old: nn.Module, new: nn.Module | None) -> Iterator[None]:
+    """While open, a layer gives what `new` gives in place of `old`; None: nothing in its place."""
+
+    def change(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
+        hidden = _read(args, kwargs)
+        rest = output[0] - old(hidden)
+        return (rest if new is None else rest + new(hidden), *output[1:])
+
+    hook = attention.register_forward_hook(change, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _read(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+    found: Tensor = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    return found
+
+
 class Imitation(nn.Module):
-    """A head group on its own: from what its layer reads to its part of the layer's output."""
+    """Heads on their own: from what their layer reads to their part of the layer's output."""
 
     def __init__(self, start: Start, like: HeadwiseAttention, turns: Turns) -> None:
         super().__init__()
@@ -111,7 +132,8 @@ class Imitation(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Windows × length × d_model."""
-        output: Tensor = self.attention(hidden, position_embeddings=self.turns)[0]
+        turns = tuple(t[:, : hidden.shape[1]] for t in self.turns)
+        output: Tensor = self.attention(hidden, position_embeddings=turns)[0]
         return output
 
     def weights(self) -> Weights:
@@ -173,14 +195,14 @@ def error(student: Imitation, teacher: Imitation, shown: Lesson) -> float:
 
 def fitted(
     start: Start, teacher: Imitation, shown: tuple[Lesson, Lesson], exercise: Exercise
-) -> Imitation:
-    """The student after its exercise; of several rates the one best on the second lesson.
+) -> tuple[Imitation, float]:
+    """The student after its exercise, and the rate of several that is best on the second lesson.
 
-    A student that gets worse there than it began is thrown away for its beginning.
+    A student that gets worse there than it began is thrown away for its beginning, at rate 0.
     """
     used, aside = shown
     best = Imitation(start, teacher.attention, used.turns)
-    least = error(best, teacher, aside)
+    least, chosen = error(best, teacher, aside), 0.0
     with torch.no_grad():
         targets = torch.cat([teacher(rows) for rows in used.hidden.split(4)])
     for rate in exercise.rates:
@@ -189,8 +211,8 @@ def fitted(
             continue
         missed = error(student, teacher, aside)
         if math.isfinite(missed) and missed < least:
-            best, least = student, missed
-    return best
+            best, least, chosen = student, missed, rate
+    return best, chosen
 
 
 def _trained(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headwise.reproduce.answers import Answer, counted, larger, verdict
+from headwise.reproduce.answers import NOT, Answer, counted, larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.pattern_reach import approach, at, errors, misses, reaches
@@ -36,7 +36,6 @@ TRAINING: dict[Size, dict[str, int]] = {
     },
 }  # fmt: skip
 SOLVED = 0.01  # share of wrong answers; networks below it count as equally good
-NOT: dict[Answer, Answer] = {"yes": "no", "no": "yes", "open": "open"}
 
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:

@@ -60,12 +60,13 @@ def group_weights(layer: LayerPlan, group: int, weights: Weights) -> Weights:
     }, {}
 
 
-def with_group(layer: LayerPlan, group: int, weights: Weights, new: Weights) -> Weights:
-    """The layer's projections with those of one head group exchanged."""
-    made = {side: matrix.clone() for side, matrix in weights[0].items()}
-    for side, matrix in made.items():
-        matrix.narrow(_axis(side), *_span(layer, group, side)).copy_(new[0][side])
-    return made, weights[1]
+def head_weights(layer: LayerPlan, group: int, query: int, weights: Weights) -> Weights:
+    """One query head of a head group, with the keys and values it reads."""
+    mine, _ = group_weights(layer, group, weights)
+    for side in ("query", "output"):
+        width = mine[side].shape[_axis(side)] // layer.heads[group].queries
+        mine[side] = mine[side].narrow(_axis(side), query * width, width).clone()
+    return mine, {}
 
 
 def without_groups(layer: LayerPlan, groups: set[int], weights: Weights) -> Weights:

@@ -16,6 +16,7 @@ from headwise.profile.worth import fit_task
 from headwise.reproduce.claim import Trial, Values
 from headwise.reproduce.disturbances import (
     Stage,
+    apart,
     disturbed,
     prose_documents,
     random_windows,
@@ -39,7 +40,6 @@ POLICIES = {"uniform": "uniform", "planned": "theory"}
 
 def trained_models(trial: Trial) -> dict[str, Values]:
     """The model of one plan, or the dense one and its cut, each disturbed."""
-
     p = trial.parameters
     shape = text_shape(p, p["heads"])
     plan = Plan.uniform(shape)
@@ -62,12 +62,11 @@ def trained_models(trial: Trial) -> dict[str, Values]:
 
 def pretrained_models(trial: Trial) -> dict[str, Values]:
     """The pretrained model and two cuts of it, calibrated on prose."""
-
     p, it = trial.parameters, subject()
     length = p["length"]
     text, prose, code = documents(p["text"]), set(prose_documents()), set(source_documents())
-    read = tuple(d for d in text.calibrated if d in prose)
     clean = tuple(d for d in text.scored if d in prose)
+    read = apart(tuple(d for d in text.calibrated if d in prose), clean)
     shifted = tuple(d for d in text.scored if d in code)
     stage = Stage(
         passages(it.words, clean, (p["scored"], length + 1), trial.seed),
@@ -90,7 +89,6 @@ def _with_cuts(
     model: Any, calibrated: np.ndarray, stage: Stage, policies: dict[str, str | None], share: float
 ) -> dict[str, Values]:
     """A dense model (policy None) and its cuts, none of them trained after."""
-
     profile, found = profiled(model, calibrated), {}
     for name, policy in policies.items():
         plan = profile.plan
@@ -103,7 +101,6 @@ def _with_cuts(
 
 
 def _stage(trial: Trial) -> Stage:
-
     p = trial.parameters
     length = p["context"] + 1
     held_out = corpus(p["characters"], p["vocab"]).held_out

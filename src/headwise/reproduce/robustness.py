@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from headwise.reproduce.answers import MARGIN, Answer, larger, verdict
+from headwise.reproduce.answers import MARGIN, NOT, Answer, larger, verdict
 from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.pretrained import NAME, TEXT
@@ -54,12 +54,8 @@ class Disturbed:
     """One model under one disturbance, seed by seed."""
 
     clean: list[float]
-    rises: list[float]
-
-    @property
-    def losses(self) -> list[float]:
-        """The loss under the disturbance."""
-        return [clean + rise for clean, rise in zip(self.clean, self.rises, strict=True)]
+    losses: list[float]
+    rises: list[float]  # over the clean loss of the same windows
 
 
 Seen = dict[str, dict[str, Disturbed]]  # by model and disturbance
@@ -73,7 +69,17 @@ class Compared:
     condition: str
     rise: float  # how much larger on average
     loss: float
-    outcome: Outcome
+    more: Answer  # is the rise larger
+    higher: Answer  # is the loss
+
+    @property
+    def outcome(self) -> Outcome:
+        """Both answers in one word."""
+        if "open" in (self.more, self.higher):
+            return "within the spread"
+        if self.more != self.higher:
+            return "mixed"
+        return "weaker" if self.more == "yes" else "as robust"
 
     def __str__(self) -> str:
         return f"{self.model} under {self.condition} (rise {self.rise:+.2g}, loss {self.loss:+.2g})"
@@ -106,14 +112,13 @@ def judge(results: Results) -> Finding:
 
     Both as in `answers`, and less than a tenth of the rise is no difference in either. Weaker: yes
     to both. As robust: no to both. Mixed: once yes, once no. Otherwise it lies within the spread.
-    Does not hold: most are weaker. Else the verdict of `answers`, where as robust is a yes, weaker
-    a no, and the rest is open.
+    Does not hold: most are weaker. Else the verdict of `answers`, where every "no" to one of the
+    questions counts for the claim and every "yes" against it.
     """
     seen = _seen(results)
     found = compared(seen)
     which = {o: [c for c in found if c.outcome == o] for o in OUTCOMES}
-    words: dict[Outcome, Answer] = {"as robust": "yes", "weaker": "no"}
-    judged = verdict([words.get(c.outcome, "open") for c in found])
+    judged = verdict([NOT[answer] for c in found for answer in (c.more, c.higher)])
     if len(which["weaker"]) > len(found) / 2:
         judged = "does not hold"
     return Finding(
@@ -124,9 +129,11 @@ def judge(results: Results) -> Finding:
         (
             f"Weaker: {_listed(which['weaker'])}. Mixed: {_listed(which['mixed'])}.",
             "Weaker means that the loss rises more over the model's own clean loss and also ends "
-            "higher (clean loss plus rise), as robust neither, mixed one of the two. Paired over "
-            f"seeds; less than {100 * MARGIN:g}% of the rise is no difference.",
+            "higher, as robust neither, mixed one of the two. Paired over seeds; less than "
+            f"{100 * MARGIN:g}% of the rise is no difference.",
             "Greedy swaps are a search: a better one could hurt more.",
+            "Seeds draw the models and the windows; the trained models' windows are most of one "
+            "short held-out text, the end of the documentation.",
             *((ONE_SEED,) if len(results.seeds) == 1 else ()),
         ),
         _table(results, seen, found),
@@ -143,20 +150,12 @@ def compared(seen: Seen) -> list[Compared]:
             theirs = seen[baseline][condition]
             rise = summary(ours.rises).mean - summary(theirs.rises).mean
             loss = summary(ours.losses).mean - summary(theirs.losses).mean
-            found.append(Compared(model, condition, rise, loss, _outcome(ours, theirs)))
+            # The same room in nats for both: a tenth of the loss itself would hide whole rises.
+            room = MARGIN * abs(summary(ours.rises).mean) / abs(summary(ours.losses).mean)
+            more = larger(ours.rises, theirs.rises)
+            higher = larger(ours.losses, theirs.losses, margin=room)
+            found.append(Compared(model, condition, rise, loss, more, higher))
     return found
-
-
-def _outcome(ours: Disturbed, theirs: Disturbed) -> Outcome:
-    # The same room in nats for both: a tenth of the loss itself would hide whole rises.
-    room = MARGIN * abs(summary(ours.rises).mean) / abs(summary(ours.losses).mean)
-    more = larger(ours.rises, theirs.rises)
-    higher = larger(ours.losses, theirs.losses, margin=room)
-    if "open" in (more, higher):
-        return "within the spread"
-    if more != higher:
-        return "mixed"
-    return "weaker" if more == "yes" else "as robust"
 
 
 def _seen(results: Results) -> Seen:
@@ -164,10 +163,11 @@ def _seen(results: Results) -> Seen:
     for name in results.names:
         for result in results.named(name):
             for model, values in result.values["models"].items():
-                for condition, rise in values["rises"].items():
-                    one = found.setdefault(model, {}).setdefault(condition, Disturbed([], []))
+                for condition, both in values["disturbed"].items():
+                    one = found.setdefault(model, {}).setdefault(condition, Disturbed([], [], []))
                     one.clean.append(float(values["clean"]))
-                    one.rises.append(float(rise))
+                    one.losses.append(float(both["loss"]))
+                    one.rises.append(float(both["rise"]))
     return found
 
 

@@ -66,11 +66,8 @@ def judge(results: Results) -> Finding:
     per_head = summary(
         [float(x) for x in np.std([_all(r.values["jacobian_exponents"]) for r in results], axis=1)]
     )
-    found = fall_verdict([whole])
-    if found == "holds" and whole.above_bounded.positive:
-        found = "holds in part"
     return Finding(
-        found,
+        fall_verdict([whole]),
         f"From {lengths[0]} to {lengths[-1]} tokens the norm goes from {summary(whole.first)} to "
         f"{summary(whole.last)}: as L^{summary(whole.exponent).mean:.2f} (± "
         f"{summary(whole.exponent).sd:.2f} over seeds), where bounded scores would give L^-1.",
