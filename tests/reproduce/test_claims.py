@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headwise.cli import main
-from headwise.reproduce import heads_curve, memorization
+from headwise.reproduce import heads_curve, memorizing_layer
 from headwise.reproduce.charting import Axes, Point, curves
 from headwise.reproduce.claim import Results, Trial
 from headwise.reproduce.registry import claims
@@ -218,25 +218,40 @@ def test_exact_claims_fail_when_their_numbers_are_off():
 
 def test_attention_of_a_single_query_is_attention_written_out():
     X = torch.randn(3, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    model = memorization.single_query_attention(5, 2, 7, 4, seed=3).double()
+    model = memorizing_layer.single_query_attention(5, 2, 7, 4, seed=3).double()
     z = []
     for h in range(2):
         q = X[:, -1:] @ model["W_Q"][h]
         scores = q @ (X[:, :-1] @ model["W_K"][h]).mT / 7**0.5
         z.append((scores.softmax(-1) @ (X[:, :-1] @ model["W_V"][h]))[:, 0])
     wanted = torch.cat(z, -1) @ model["W_O"]
-    torch.testing.assert_close(memorization.answers(model, X), wanted)
+    torch.testing.assert_close(memorizing_layer.answers(model, X), wanted)
 
 
 def test_a_head_wider_than_one_shared_context_can_say_no_more():
     # A mixture of n fixed tokens: outputs of any width span at most n directions.
     task_tokens = torch.randn(1, 4, 9, dtype=torch.float64).expand(50, -1, -1)
     queries = torch.randn(50, 1, 9, dtype=torch.float64)
-    model = memorization.single_query_attention(9, 1, 8, 8, seed=0).double()
-    out = memorization.answers(model, torch.cat([task_tokens, queries], 1))
+    model = memorizing_layer.single_query_attention(9, 1, 8, 8, seed=0).double()
+    X = torch.cat([task_tokens, queries], 1)
+    out = memorizing_layer.answers(model, X)
     assert torch.linalg.matrix_rank(out) == 4
+    torch.testing.assert_close(memorizing_layer.answers(model, X, shared=True), out)
     own = torch.randn(50, 5, 9, dtype=torch.float64)
-    assert torch.linalg.matrix_rank(memorization.answers(model, own)) == 8
+    assert torch.linalg.matrix_rank(memorizing_layer.answers(model, own)) == 8
+
+
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_few_examples_are_memorized_and_most_of_many_are_not(kind):
+    sizes = {"n": 4, "d": 8, "labels": 4, "batch": 8, "steps": 200}
+    found = {}
+    for examples in (8, 800):
+        parameters = {"kind": kind, "heads": 1, "width": 4, "examples": examples, **sizes}
+        trial = Trial("memorization", "one", 3, parameters, 1.0)
+        found[examples] = memorizing_layer.memorized(trial)
+    assert found[8]["memorized"] > 6
+    assert 0 <= found[8]["halfway"] <= 8
+    assert found[800]["memorized"] < 200
 
 
 def test_gradient_of_the_divergence_against_differences():
