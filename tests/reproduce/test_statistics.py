@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from headwise.reproduce.answers import larger, larger_by_factor
 from headwise.reproduce.statistics import line, lowest, paired_difference, summary
 
 
@@ -47,15 +48,30 @@ def test_lowest_outside_and_within_the_spread():
     assert lowest(curve).certain
 
 
+def test_errors_are_compared_by_their_powers_of_ten():
+    # Ten times the error at every seed, though the spread of the larger is as wide as itself.
+    small, large = [1e-6, 2e-6, 1e-6, 1e-6], [8e-6, 9e-5, 1e-5, 1e-5]
+    curve = {2: small, 16: large, 4: [1.1e-6, 1.9e-6, 1e-6, 1.2e-6], 1: [0.5] * 4}
+    low = lowest(curve)
+    assert (low.at, low.tied, low.wins, low.seeds) == (2, (4,), 3, 4)
+    assert str(low) == "within the spread of 4; lowest at 3 of 4 seeds"
+    assert lowest({1: [0.0, 0.0], 2: [1.0, 1.1]}).certain  # nothing at all is less than anything
+    assert larger_by_factor(large, small) == "yes"
+    assert larger(large, small) == "open"
+    assert larger_by_factor([1.0, 2.0], [0.95, 1.91]) == "no"  # certain, but under a tenth
+    assert larger_by_factor([1.0, 2.0], [1.5, 1.0]) == "open"
+
+
 def test_pure_noise_is_rarely_called_a_winner():
     rng = np.random.default_rng(0)
     certain = sum(
-        lowest({k: rng.standard_normal(5).tolist() for k in range(4)}).certain for _ in range(400)
+        lowest({k: np.exp(rng.standard_normal(5)).tolist() for k in range(4)}).certain
+        for _ in range(400)
     )
     # The lowest of 4 was picked after looking, so a little more than 5% would be no surprise.
     assert certain < 0.08 * 400
     shifted = sum(
-        lowest({k: (rng.standard_normal(5) + 6 * (k > 0)).tolist() for k in range(4)}).certain
+        lowest({k: np.exp(rng.standard_normal(5) + 6 * (k > 0)).tolist() for k in range(4)}).certain
         for _ in range(100)
     )
     assert shifted > 70

@@ -12,11 +12,12 @@ must not refute what many might show, nor may what was not seen to fail count as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from headwise.reproduce.claim import Verdict
-from headwise.reproduce.statistics import CONFIDENCE, paired_difference, summary
+from headwise.reproduce.statistics import CONFIDENCE, logs, paired_difference, summary
 
 MARGIN = 0.1  # of the larger: less than that is called equal
 Answer = Literal["yes", "no", "open"]
@@ -35,6 +36,19 @@ def larger(
     """Whether a is larger than b, seed by seed; less than `margin` of a is not larger."""
     gap = paired_difference(a, b, confidence=confidence)
     if gap.high <= margin * abs(summary(a).mean):
+        return "no"
+    return "yes" if gap.positive else "open"
+
+
+def larger_by_factor(
+    a: Sequence[float],
+    b: Sequence[float],
+    margin: float = MARGIN,
+    confidence: float = CONFIDENCE,
+) -> Answer:
+    """The same for errors that differ by powers of ten: their logarithms are compared."""
+    gap = paired_difference(logs(a), logs(b), confidence=confidence)
+    if gap.high <= -math.log1p(-margin):
         return "no"
     return "yes" if gap.positive else "open"
 

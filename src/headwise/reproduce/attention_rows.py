@@ -26,12 +26,11 @@ from jaxtyping import Float, Int64
 
 from headwise.reproduce.answers import larger, verdict
 from headwise.reproduce.claim import Results, Values, Verdict
-from headwise.reproduce.statistics import Difference, line, paired_difference
+from headwise.reproduce.statistics import TINY, Difference, line, logs, paired_difference
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TINY = 1e-30  # stands for the norm of a row that is one-hot to the last digit
 BOUNDED = -1.0  # the exponent that bounded scores would give
 SLACK = 0.1  # of the exponent: as fast as 1/L means at most this much slower
 _REST = "jacobian_norm without the first token"
@@ -151,8 +150,7 @@ def fall(results: Results, layers: slice = slice(None), name: str = "jacobian_no
     """The fall of ‖J‖ over some layers, in every result."""
     curves = [curve(r.values, name, layers) for r in results]
     slopes = [
-        line(np.log(r.values["lengths"]).tolist(), np.log(np.maximum(c, TINY)).tolist()).slope
-        for r, c in zip(results, curves, strict=True)
+        line(logs(r.values["lengths"]), logs(c)).slope for r, c in zip(results, curves, strict=True)
     ]
     return Fall(tuple(c[0] for c in curves), tuple(c[-1] for c in curves), tuple(slopes))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from headwise.reproduce.answers import larger, verdict
+from headwise.reproduce.answers import larger, larger_by_factor, verdict
 from headwise.reproduce.charting import Axes, Point, curves
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.heads_curve import curve_of, head_trials
@@ -110,11 +110,14 @@ def judge(results: Results) -> Finding:
     best = cast("int", low.at)
     level = 1 - (1 - CONFIDENCE) / (len(together) - 1)  # the best was chosen among all of them
     answers = {
-        "more heads help at first": larger(together[fewest], together[best], confidence=level),
-        f"{most} heads are too many": larger(together[most], together[best], confidence=level),
+        "more heads help at first": larger_by_factor(
+            together[fewest], together[best], confidence=level
+        ),
+        f"{most} heads are too many": larger_by_factor(
+            together[most], together[best], confidence=level
+        ),
         "each is weaker": larger(alone["total"][most], alone["total"][LAGS], WEAKER),
     }
-    ties = f", within the spread of {', '.join(map(str, low.tied))}" if low.tied else ""
     rows = tuple(
         (FIXED[f], h, str(summary(joint[f][h])), str(summary(alone[f][h])))
         for f in FIXED
@@ -122,8 +125,8 @@ def judge(results: Results) -> Finding:
     )
     return Finding(
         verdict(list(answers.values())),
-        f"At {FIXED['total']} all heads together are best at {best} ({summary(together[best])}"
-        f"{ties}), {summary(together[most])} at {most}; the error of a head alone is "
+        f"At {FIXED['total']} all heads together are best at {best} ({summary(together[best])}, "
+        f"{low}), {summary(together[most])} at {most}; the error of a head alone is "
         f"{summary(alone['total'][LAGS])} at {LAGS} and {summary(alone['total'][most])} at {most}.",
         (
             "Asked at fixed total width: "

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from headwise.reproduce.answers import kindest, larger
+from headwise.reproduce.answers import kindest, larger_by_factor
 from headwise.reproduce.claim import Finding, Results, Table, Trial, Verdict
 from headwise.reproduce.statistics import lowest, summary
 
@@ -69,8 +69,7 @@ def judged_curve(curve: Curve, claimed: int, reading: str, unit: str = "error") 
     """
     low = lowest(curve)
     place = cast("int", low.at)
-    ties = f" (within the spread of {_listed(low.tied)})" if low.tied else ""
-    text = f"Heads {reading}: lowest {unit} {summary(curve[place])} at {place}{ties}"
+    text = f"Heads {reading}: lowest {unit} {summary(curve[place])} at {place} ({low})"
     if place == claimed and low.certain:
         return Judgement(reading, "holds", f"{text}, as claimed.")
     text += "" if place == claimed else f"; {summary(curve[claimed])} at {claimed}"
@@ -78,7 +77,7 @@ def judged_curve(curve: Curve, claimed: int, reading: str, unit: str = "error") 
     worse = [end for end in ends if end not in (place, *low.tied)]
     if len(worse) == len(ends):
         return Judgement(reading, "holds in part", f"{text}; both {ends[0]} and {ends[1]} worse.")
-    as_good = [e for e in ends if larger(curve[e], curve[claimed]) == "no"]
+    as_good = [e for e in ends if larger_by_factor(curve[e], curve[claimed]) == "no"]
     if as_good:
         return Judgement(
             reading, "does not hold", f"{text}; {_listed(as_good)} no worse than {claimed}."

@@ -34,7 +34,7 @@ SIZES: dict[Size, dict[str, int | tuple[int, ...]]] = {
         "heads": (1, 2, 3), "widths": (2, 6, 12), "at": 1,
     },
     "full": {
-        "n": 32, "d": 64, "labels": 32, "examples": 16_000, "batch": 2000, "steps": 3000,
+        "n": 32, "d": 64, "labels": 32, "examples": 24_000, "batch": 2000, "steps": 3000,
         "heads": (1, 2, 3, 4), "widths": (8, 16, 32, 48, 64), "at": 2,
     },
 }  # fmt: skip

@@ -186,12 +186,28 @@ def _reasons(results: Results, outcomes: Mapping[float, Outcome | None]) -> tupl
     return (
         *one,
         *rates,
+        *(_effect(results, rate) for rate in outcomes),
         f"A run is stable when it is finite, ends at most {RISE} above its own lowest loss, and "
         "better than token frequencies; a model is stable when all seeds are, unstable when most "
         "are not.",
         f"A decay of {USUAL:g} acts within 1/(rate·decay) steps: {', '.join(acts)}; the runs have "
         f"{steps}. The paper's are far longer and larger: an instability that takes that long "
         "cannot be seen here.",
+    )
+
+
+def _effect(results: Results, rate: float) -> str:
+    """What taking all decay away does to the losses."""
+    none = min(DECAYS[results.size])
+    told = []
+    for model in MODELS:
+        usual, without = (
+            results.numbers(_name(model, rate, decay), "loss") for decay in (USUAL, none)
+        )
+        told.append(f"{paired_difference(without, usual)} for {model}")
+    return (
+        f"From decay {USUAL:g} to {none:g} the final loss at learning rate {rate:g} changes by "
+        f"{' and '.join(told)} (95% intervals)."
     )
 
 

@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 CONFIDENCE = 0.95
+TINY = 1e-30  # stands for 0 where logarithms are taken
 Key = TypeVar("Key")
 
 
@@ -67,11 +68,17 @@ class Lowest:
 
     at: str | int | float
     tied: tuple[str | int | float, ...]
+    wins: int  # seeds at which it is the lowest of all
+    seeds: int
 
     @property
     def certain(self) -> bool:
         """Whether it is lower than everything else by more than the spread."""
         return not self.tied
+
+    def __str__(self) -> str:
+        tied = f"within the spread of {', '.join(map(str, self.tied))}; " if self.tied else ""
+        return f"{tied}lowest at {self.wins} of {self.seeds} seeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +113,18 @@ def paired_difference(
     return Difference(gaps.mean, gaps.mean - reach, gaps.mean + reach)
 
 
-def lowest(curve: Mapping[Key, Sequence[float]]) -> Lowest:
-    """The place of the lowest mean; ``tied`` are those not above it by more than the spread.
+def logs(values: Sequence[float]) -> list[float]:
+    """Logarithms of errors; one of exactly 0 counts as the least number there is."""
+    return [math.log(max(value, TINY)) for value in values]
 
-    Every place holds its values in the order of the same seeds.
+
+def lowest(errors: Mapping[Key, Sequence[float]]) -> Lowest:
+    """The place of the lowest errors; ``tied`` are those not above it by more than the spread.
+
+    Every place holds its errors in the order of the same seeds. They are compared by their
+    logarithms: along a curve errors differ by powers of ten, and so do their spreads.
     """
+    curve = {place: logs(values) for place, values in errors.items()}
     means = {place: summary(values).mean for place, values in curve.items()}
     best = min(means, key=lambda place: means[place])
     rivals = [place for place in curve if place != best]
@@ -120,7 +134,8 @@ def lowest(curve: Mapping[Key, Sequence[float]]) -> Lowest:
         for place in rivals
         if not paired_difference(curve[place], curve[best], confidence=level).positive
     )
-    return Lowest(best, tied)  # type: ignore[arg-type]
+    firsts = [min(curve, key=lambda place: curve[place][i]) for i in range(len(curve[best]))]
+    return Lowest(best, tied, firsts.count(best), len(firsts))  # type: ignore[arg-type]
 
 
 def line(x: Sequence[float | int], y: Sequence[float | int]) -> Line:
