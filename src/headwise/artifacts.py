@@ -112,8 +112,8 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made if need be; raise if another process holds it.
+def sole_writer(folder: Path, name: str = "lock") -> Iterator[None]:
+    """Hold `folder`, which is made if need be, by a file in it; raise if another process does.
 
     Two runs that go on in one folder of unfinished work would mix theirs. The system lets go of
     the hold when a process ends, however it ends. Where files cannot be held, nothing is checked.
@@ -123,8 +123,14 @@ def sole_writer(folder: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as held:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / name).open("w")
+    except OSError as error:
+        raise OutputError(
+            f"{folder} could not be written ({error.strerror}); choose another place."
+        ) from error
+    with opened as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -41,6 +41,9 @@ def test_two_claims_are_run_judged_and_drawn_again(headwise, tmp_path):
         (("--seeds", "0", "-o", "x"), "at least 1 seed, got 0"),
         (("--workers", "0", "-o", "x"), "--workers must be at least 1, got 0"),
         (("--draw", "--quick", "-o", "x"), "give it only -o"),
+        (("--draw", "--workers", "-5", "-o", "x"), "give it only -o"),
+        (("--draw", "--seeds", "0", "-o", "x"), "give it only -o"),
+        (("--ray", "10.0.0.5:6379", "--workers", "3", "-o", "x"), "leave it out"),
         (("--draw", "-o", "x"), "holds no results yet"),
     ],
 )
@@ -58,3 +61,30 @@ def test_a_folder_of_another_size_is_refused(headwise, tmp_path):
     result = headwise("reproduce", "bound-curve", "-o", tmp_path / "run")
     assert result.code == 2
     assert "holds a quick run, but a full one" in result.err
+
+
+def test_failed_trials_are_told_and_the_exit_code_says_so(headwise, tmp_path, monkeypatch):
+    from headwise.reproduce import bound_curve, runner
+
+    def fails(trial):
+        raise ValueError("no such luck")
+
+    def outcomes(pool, jobs):
+        from headwise.reproduce.worker import outcome
+
+        return ((trial, outcome((fails, trial))) for _, trial in jobs)
+
+    assert runner.claims()["bound-curve"] is bound_curve.CLAIM
+    monkeypatch.setattr("headwise.reproduce.local_pool.LocalPool.outcomes", outcomes)
+    result = headwise("reproduce", "bound-curve", "--quick", "-o", tmp_path / "run")
+    assert result.code == 1
+    assert "1 trials failed (see table.md); the same command tries them again" in result.err
+    assert "no such luck" in (tmp_path / "run" / "table.md").read_text()
+    assert headwise("reproduce", "--draw", "-o", tmp_path / "run").code == 0
+
+
+def test_a_ray_on_this_machine(headwise, tmp_path):
+    pytest.importorskip("ray")
+    result = headwise(*EXACT, "--ray", "local", "-o", tmp_path / "run", "--json")
+    assert result.code == 0, result.err
+    assert [c["verdict"] for c in json.loads(result.out)["claims"]] == ["holds", "holds"]

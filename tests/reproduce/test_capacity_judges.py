@@ -108,11 +108,16 @@ def test_one_pattern_that_is_hardly_missed_leaves_the_question_open(made_up):
     assert "every one missed: open" in finding.measured
 
 
-def test_solved_tasks_have_no_difference(made_up):
+def test_a_task_that_all_solve_shows_no_bottleneck(made_up):
     solved = dict.fromkeys(LEARNED, 0.995) | {("fixed", 2): 0.9975}
     finding, answers = bottleneck(made_up, accuracies=solved)
-    assert answers == "yes 3, no 2, open 0."  # fixed width loses nothing, d_model/heads neither
-    assert "d_model/heads (wrong more often: no)" in finding.measured
+    assert answers == "yes 2, no 1, open 2."
+    assert "d_model/heads (wrong more often: open, as both solve the task)" in finding.measured
+
+
+def test_what_few_heads_do_not_solve_shows_that_many_do_not_suffer(made_up):
+    learned = dict.fromkeys(LEARNED, 0.995) | {("fixed", 2): 0.5}
+    assert bottleneck(made_up, accuracies=learned)[1] == "yes 3, no 1, open 1."
 
 
 def test_one_seed_leaves_the_training_open(made_up):

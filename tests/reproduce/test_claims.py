@@ -67,6 +67,48 @@ def test_the_measured_numbers_that_must_hold_at_toy_size(quick):
         assert (result.values["error"] < 1e-3) == (p["width"] >= p["n"] - 1)
 
 
+def test_what_the_trained_models_must_show_at_toy_size(quick):
+    found = {item.claim.id: item.results for item in redraw(quick)}
+    bent = heads_curve.curve_of(found["nonlinear"])
+    assert summary(bent[8]).mean < summary(bent[1]).mean
+    for result in found["saturation-width"]:  # equal scores before training: 1/L
+        assert result.values["untrained_exponent"] == pytest.approx(-1, abs=0.1)
+    own = found["memorization"].where(kind="own")
+    held = {n: summary(own.numbers(n, "memorized")).mean for n in own.names}
+    assert held["own, 3 heads of 6"] > 1.5 * held["own, 1 heads of 6"] > 0
+    for result in found["robustness"]:
+        for model in result.values["models"].values():
+            rises = [row["rise"] for row in model["disturbed"].values()]
+            assert 0 < rises[1] < rises[2], "more noise must hurt more"
+            assert rises[3] > 0, "a greedy swap that does not hurt is not made"
+    for result in found["student-head"]:
+        rows = {(r["method"], r["width"]): r for r in result.values["students"]}
+        assert 0 < rows["SVD start", 16]["error"] < rows["SVD start", 4]["error"] < 1.5
+        assert all(0 <= row["error"] < 3 for row in rows.values())
+
+
+def test_what_is_compared_has_equal_parameters(quick):
+    found = {item.claim.id: item.results for item in redraw(quick)}
+    planned = found["planned-vs-uniform"]
+    for setting in {r.trial.parameters["setting"] for r in planned}:
+        mine = planned.where(setting=setting)
+        of = {r.trial.parameters["policy"]: r.values["attn_params"] for r in mine}
+        assert len({v for policy, v in of.items() if policy != "dense"}) == 1
+        assert of["uniform"] == pytest.approx(0.75 * of["dense"], rel=0.02)
+    params = {
+        model: values["params"]
+        for r in found["robustness"]
+        for model, values in r.values["models"].items()
+    }
+    assert params["planned"] == pytest.approx(params["uniform"], rel=0.02)
+    assert params["cut"] == pytest.approx(params["uniform"], rel=0.02)
+    free = {r.trial.name: r.values for r in found["query-free"]}
+    full, reduced = free["full"], free["W_Q = I, the paper's scale and decay"]
+    assert reduced["attn_params"] * 4 == full["attn_params"] * 3
+    for result in (*found["query-free"], *found["query-free-decay"], *found["adaptive"]):
+        assert 0 < result.values["loss"] < 10
+
+
 def test_every_claim_is_judged_and_drawn_by_a_single_seed(quick):
     for item in redraw(quick):
         one = Results("quick", tuple(r for r in item.results if r.trial.seed == 0))

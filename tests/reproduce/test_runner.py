@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise.reproduce.claim import ReproduceError, Trial
+from headwise.errors import OutputError
+from headwise.reproduce.claim import ReproduceError, Results, Trial
 from headwise.reproduce.local_pool import MAX_DEATHS, LocalPool
 from headwise.reproduce.ray_pool import RayPool
 from headwise.reproduce.runner import Request, redraw, reproduce
@@ -25,6 +26,9 @@ class HerePool:
 
     def __init__(self):
         self.ran = []
+
+    def check(self):
+        """It always can."""
 
     def outcomes(self, jobs):
         for run, trial in jobs:
@@ -80,6 +84,10 @@ def test_outputs_hold_the_numbers_and_no_place_or_machine(known, tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert "A toy &lt;claim&gt;." in page
     assert "data:image/svg+xml;base64," in page
+    assert "*On fingers.*" in table
+    assert "On fingers." in page
+    assert 'alt="Toy: y over seed"' in page
+    assert "Not run: bound-curve, " in page
     for place in ("http://", "https://", "<script"):
         assert place not in page
     for text in (table, page, json.dumps(document)):
@@ -108,6 +116,45 @@ def test_seeds_with_holes_are_left_out_of_the_judgement(known, tmp_path, monkeyp
     assert retried.ran == [("fails", 1)]
 
 
+def test_a_pool_that_cannot_run_leaves_the_folder_as_it_was(known, tmp_path):
+    class Broken(HerePool):
+        def check(self):
+            raise ReproduceError("No cluster.")
+
+    with pytest.raises(ReproduceError, match="No cluster"):
+        reproduce(Request((known,), "full", 1), tmp_path / "run", Broken(), quiet)
+    assert Store(tmp_path / "run").run() is None
+    reproduce(Request((known,), "quick", 1), tmp_path / "run", HerePool(), quiet)
+
+
+def test_a_rule_that_fails_spoils_no_other_claim(known, tmp_path, monkeypatch):
+    from headwise.reproduce import runner
+
+    def fails(results: Results):
+        raise KeyError("y")
+
+    other = dataclasses.replace(known, id="other", judge=fails)
+    other = with_trials(other, [Trial("other", "a", 0)])
+    monkeypatch.setattr(runner, "claims", lambda: {"other": other, "toy": known})
+    spoiled, whole = reproduce(Request((known, other), "quick", 1), tmp_path, HerePool(), quiet)
+    assert spoiled.finding.verdict == "not finished"
+    assert spoiled.finding.measured == "The results could not be judged: KeyError: 'y'."
+    assert whole.finding.verdict == "holds"
+    page = (tmp_path / "index.html").read_text()
+    assert "could not be judged" in page
+    assert page.count("<img") == 1
+
+
+def test_results_of_different_versions_are_told(known, tmp_path):
+    reproduce(Request((known,), "quick", 1), tmp_path, HerePool(), quiet)
+    path = next((tmp_path / "trials" / "toy").iterdir())
+    document = json.loads(path.read_text())
+    document["versions"]["python"] = "2.7"
+    path.write_text(json.dumps(document))
+    (found,) = redraw(tmp_path)
+    assert "different versions (python 2.7/3." in found.finding.reasons[-1]
+
+
 @pytest.mark.parametrize(
     ("name", "verdict", "reason"),
     [
@@ -124,6 +171,7 @@ def test_a_claim_without_a_whole_seed_says_why(known, tmp_path, monkeypatch, nam
     (found,) = reproduce(Request((claim,), "quick", 1), tmp_path, HerePool(), quiet)
     assert found.finding.verdict == verdict
     assert found.finding.reasons[0].startswith(reason)
+    assert found.finding.measured == "1 of 2 trials are done, no seed whole."
     assert not (tmp_path / "figures").exists()
 
 
@@ -143,7 +191,7 @@ def test_a_refused_run_leaves_what_was_asked_for_as_it_was(known, tmp_path):
         pool = HerePool()
         with (
             Store(folder).alone(),
-            pytest.raises(ReproduceError, match="Another run is at work"),
+            pytest.raises(OutputError, match="another run is at work"),
         ):
             reproduce(Request((known, other), "quick", 4), folder, pool, quiet)
         assert pool.ran == []
@@ -281,5 +329,7 @@ def test_ray_loses_nothing_when_a_worker_is_killed(known, tmp_path, monkeypatch)
 def test_an_address_without_a_cluster_is_one_sentence(toy):
     pytest.importorskip("ray")
     jobs = [(toy.run, Trial("toy", "a", 1))]
+    with pytest.raises(ReproduceError, match="No Ray cluster answers at"):
+        RayPool("127.0.0.1:1", 1).check()
     with pytest.raises(ReproduceError, match="No Ray cluster answers at"):
         list(RayPool("127.0.0.1:1", 1).outcomes(jobs))

@@ -58,6 +58,20 @@ def test_a_damaged_result_counts_as_missing(store, toy, damage):
     assert store.stored(toy.CLAIM, trial) is None
 
 
+@pytest.mark.parametrize(
+    "key", ["format", "version", "values", "seconds", "versions", "cores", "seed", "parameters"]
+)
+def test_a_result_that_lacks_something_counts_as_missing(store, toy, key):
+    trial = Trial("toy", "a", 1)
+    store.put(toy.CLAIM, trial, DONE)
+    (path,) = (store.folder / "trials" / "toy").iterdir()
+    assert store.stored(toy.CLAIM, trial) is not None
+    document = json.loads(path.read_text())
+    del document[key]
+    path.write_text(json.dumps(document))
+    assert store.stored(toy.CLAIM, trial) is None
+
+
 def test_a_result_under_another_trials_name_counts_as_missing(store, toy):
     one, other = Trial("toy", "a", 1), Trial("toy", "a", 2)
     store.put(toy.CLAIM, one, DONE)
@@ -92,7 +106,7 @@ def test_folders_that_are_not_ours_are_refused(tmp_path):
 def test_a_second_runner_is_refused_until_the_first_ends(store):
     with (
         store.alone(),
-        pytest.raises(ReproduceError, match="Another run is at work"),
+        pytest.raises(OutputError, match="another run is at work"),
         store.alone(),
     ):
         pass
@@ -112,3 +126,29 @@ def test_a_place_that_cannot_be_a_folder_is_one_sentence(tmp_path):
     place = Store(tmp_path / "letter.txt" / "run")
     with pytest.raises(OutputError, match=r"could not be written .*choose another"), place.alone():
         pass
+
+
+def test_a_file_is_no_folder_for_results(tmp_path):
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(ReproduceError, match=r"letter\.txt is a file; give a folder"):
+        Store(tmp_path / "letter.txt").run()
+
+
+def test_a_kill_while_the_first_file_is_written_is_not_in_the_way(tmp_path):
+    (tmp_path / ".run.json.123-0123456789abcdef0123456789abcdef.tmp").write_text("{")
+    assert Store(tmp_path).run() is None
+    (tmp_path / ".other.json.tmp").write_text("{")
+    with pytest.raises(ReproduceError, match="holds no results"):
+        Store(tmp_path).run()
+
+
+def test_a_file_system_without_locks_can_be_used(store, monkeypatch):
+    import errno
+    import fcntl
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with store.alone():
+        assert store.run() is not None

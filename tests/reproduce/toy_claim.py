@@ -50,4 +50,6 @@ def figure(results):
     return curves(points, Axes("Toy", "seed", "y"))
 
 
-CLAIM = Claim("toy", "A toy <claim>.", "y | 10.", "nowhere", 1, trials, run, judge, figure)
+CLAIM = Claim(
+    "toy", "A toy <claim>.", "y | 10.", "nowhere", "On fingers.", 1, trials, run, judge, figure
+)

@@ -44,16 +44,28 @@ def reproduce(
         return
     if out is None:
         raise HeadwiseError("reproduce needs a folder for its results; give one with -o.")
-    if draw and (claims or quick or seeds or ray):
+    if draw and (claims or quick or any(x is not None for x in (seeds, workers, ray))):
         raise HeadwiseError("--draw draws all that the folder holds; give it only -o.")
     found = _drawn(out) if draw else _run(claims or [], out, quick, seeds, _pool(workers, ray))
     show(_document(out), as_json=as_json, render=_picture(found))
     say(f"Wrote {out / 'index.html'}, table.md, results.json and figures.")
+    if not draw:
+        _tell_failures(claims or [], found)
+
+
+def _tell_failures(asked: list[str], found: tuple[Judged, ...]) -> None:
+    """Exit with 1 if a trial of this request failed; what this machine lacks is no failure."""
+    mine = [item for item in found if not asked or item.claim.id in asked]
+    failed = sum(not f.unavailable for item in mine for f in item.failures)
+    if failed:
+        say(f"{failed} trials failed (see table.md); the same command tries them again.")
+        raise typer.Exit(1)
 
 
 def _run(
     ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool
 ) -> tuple[Judged, ...]:
+    import headwise.report.charts  # noqa: F401  (a missing extra is told before a day's work)
     from headwise.cli.progress import shown
     from headwise.reproduce.runner import Request, reproduce
     from headwise.reproduce.sweep import Progress
@@ -86,6 +98,11 @@ def _pool(workers: int | None, ray: str | None) -> Pool:
 
     if workers is not None and workers < 1:
         raise HeadwiseError(f"--workers must be at least 1, got {workers}.")
+    if workers is not None and ray not in (None, "local"):
+        raise HeadwiseError(
+            f"--workers is for this machine, but trials go to {ray}, which runs as many as it has "
+            "room for; leave it out."
+        )
     count = workers or os.cpu_count() or 1
     return RayPool(ray, count) if ray else LocalPool(count)
 

@@ -210,6 +210,8 @@ CLAIM = Claim(
     statement="The best allocation depends on sequence length and task, so adapting it pays.",
     expected="Asked for by the paper's readers; the paper plans once.",
     source="arXiv 2510.03784, open questions",
+    setting="Two-layer models trained here on Python’s documentation and source and on synthetic "
+    "tasks; a seed draws the weights, the batches and the task.",
     version=1,
     trials=trials,
     run=run,

@@ -102,6 +102,7 @@ CLAIM = Claim(
     statement="The allocation problem at total width 256 gives 4 lags with 8 heads of width 8.",
     expected="M = 4, d_m = 8, H_m = 8 for tokens 8 wide.",
     source="arXiv 2510.03784, 4-gram experiment",
+    setting="A formula, minimised over all plans: nothing is trained, nothing is drawn.",
     version=1,
     trials=trials,
     run=run,

@@ -99,6 +99,7 @@ CLAIM = Claim(
     statement="The error bound at total width 128 has its minimum at 8 heads.",
     expected="1.326 at 1 head, 0.166 at 8 (a cusp), 0.481 at 9, 0.965 at 80.",
     source="arXiv 2510.03784, figure of E_128",
+    setting="A formula: nothing is trained, nothing is drawn.",
     version=1,
     trials=trials,
     run=run,

@@ -34,16 +34,20 @@ class Axes:
     log_x: bool = False
     log_y: bool = False
     x_values: tuple[float | int, ...] | None = None  # where to put ticks
+    from_zero: bool = True  # the upright axis
 
 
 def curves(points: Sequence[Point], axes: Axes) -> Chart:
-    """Lines through means, with a bar of one standard deviation up and down."""
+    """Lines through means, with bars from the lowest seed to the highest."""
     from headwise.report import charts  # says what to install where altair is missing
 
     alt: Any = charts.alt  # type: ignore[attr-defined]
     rows = [_row(point, axes) for point in points if point.y.mean > 0 or not axes.log_y]
     ticks: Any = alt.Undefined if axes.x_values is None else list(axes.x_values)
     step: Any = 1 if all(isinstance(point.x, int) for point in points) else alt.Undefined
+    # Colour and shape share one legend only if they share title, order and domain.
+    names = list(dict.fromkeys(point.series for point in points))
+    key = {"title": None, "scale": alt.Scale(domain=names), "legend": alt.Legend(labelLimit=320)}
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X(
             "x:Q",
@@ -51,13 +55,11 @@ def curves(points: Sequence[Point], axes: Axes) -> Chart:
             scale=alt.Scale(type="log", base=2) if axes.log_x else alt.Scale(zero=False),
             axis=alt.Axis(values=ticks, format=NUMBER, tickMinStep=step),
         ),
-        color=alt.Color("series:N", title=None, sort=None, legend=alt.Legend(labelLimit=320)),
+        color=alt.Color("series:N", **key),
     )
-    scale = alt.Scale(type="log") if axes.log_y else alt.Scale(zero=True)
+    scale = alt.Scale(type="log") if axes.log_y else alt.Scale(zero=axes.from_zero)
     y = alt.Y("mean:Q", title=axes.y, scale=scale, axis=alt.Axis(format=NUMBER))
-    line = base.mark_line(point=True).encode(
-        y=y, shape=alt.Shape("series:N", title=None, sort=None, legend=None)
-    )
+    line = base.mark_line(point=True).encode(y=y, shape=alt.Shape("series:N", **key))
     spread = base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
     return alt.layer(line, spread).properties(  # type: ignore[no-any-return]
         title=axes.title, width=560, height=300
@@ -73,13 +75,12 @@ def panels(figures: Sequence[Chart]) -> Chart:
 
 
 def _row(point: Point, axes: Axes) -> dict[str, Any]:
-    low, high = point.y.mean - point.y.sd, point.y.mean + point.y.sd
-    if axes.log_y and low <= 0:  # a bar to minus infinity would flatten the rest
-        low = point.y.mean / 10
+    # On a logarithmic scale a seed at 0 has no place: its bar ends at the mean.
+    low = point.y.mean if axes.log_y and point.y.low <= 0 else point.y.low
     return {
         "x": point.x,
         "mean": point.y.mean,
         "low": low,
-        "high": high,
+        "high": point.y.high,
         "series": point.series,
     }

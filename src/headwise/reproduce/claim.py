@@ -144,6 +144,7 @@ class Claim:
     statement: str  # the claim, as one sentence
     expected: str  # what the paper says or shows, with its numbers
     source: str  # where
+    setting: str  # what it is measured on here, and what a seed draws
     version: int
     trials: Callable[[Size, Sequence[int]], Sequence[Trial]]
     run: Callable[[Trial], Values]

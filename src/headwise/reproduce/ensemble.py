@@ -159,6 +159,8 @@ CLAIM = Claim(
     "good enough.",
     expected="Too many heads at a fixed width are each too weak.",
     source="the ensemble view of heads",
+    setting="One attention layer without a skip on the 4-gram task; a seed draws the task, the "
+    "weights and the batches.",
     version=1,
     trials=trials,
     run=run,

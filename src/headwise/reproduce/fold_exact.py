@@ -156,6 +156,7 @@ CLAIM = Claim(
     expected="Exact for a single layer, for skips around the attention only and for shared "
     "weights, all without norms; −25% of attention, −8.3% of block parameters.",
     source="arXiv 2510.23912",
+    setting="Random attention stacks in float64; a seed draws the weights.",
     version=2,
     trials=trials,
     run=run,

@@ -112,6 +112,8 @@ CLAIM = Claim(
     "heads.",
     expected="Errors 0.3197, 0.3174, 0.1129, 0.0167, 0.0234, 0.0559 at 1, 2, 4, 8, 16, 32 heads.",
     source="arXiv 2510.03784, 4-gram figure",
+    setting="One attention layer without a skip, white-noise tokens; a seed draws the task, the "
+    "weights and the batches.",
     version=1,
     trials=trials,
     run=run,

@@ -100,6 +100,8 @@ CLAIM = Claim(
     "first step of an induction head.",
     expected="The same allocation works for the first step of an induction head.",
     source="arXiv 2510.03784",
+    setting="One attention layer without a skip, random tokens; a seed draws the task, the "
+    "weights and the batches.",
     version=1,
     trials=trials,
     run=run,

@@ -185,6 +185,7 @@ CLAIM = Claim(
     statement="A head wider than 8·ln m/ε² keeps m tokens apart (Johnson–Lindenstrauss).",
     expected="Distances within 1 ± ε for 0 < ε < 1; the common example 8·ln 8192 ≈ 72.",
     source="the Johnson–Lindenstrauss view of heads",
+    setting="Random points on a sphere under Gaussian maps; a seed draws the points and the map.",
     version=1,
     trials=trials,
     run=run,

@@ -238,6 +238,9 @@ CLAIM = Claim(
     "cutting width costs less than cutting heads.",
     expected="Later layers may shrink their head dimension (six-layer decoders, about 1M tokens).",
     source="arXiv 2510.03784, layer experiments",
+    setting="SmolLM2-135M-Instruct and a small Llama model trained here, both on Python’s "
+    "documentation and source; a seed draws the windows, and the small model’s weights "
+    "and batches.",
     version=1,
     trials=trials,
     run=run,

@@ -37,6 +37,9 @@ class LocalPool:
     def __init__(self, workers: int) -> None:
         self.workers = workers
 
+    def check(self) -> None:
+        """Processes can always be started."""
+
     def outcomes(self, jobs: Sequence[Job]) -> Iterator[tuple[Trial, Outcome]]:
         """Every trial with its outcome, as they finish."""
         waiting, busy, deaths = deque(jobs), list[_Worker](), Counter[int]()

@@ -208,6 +208,8 @@ CLAIM = Claim(
     "above the number of tokens bring nothing.",
     expected="Order H·min(n, d_h); R² ≥ 0.98 in H at d = 64, n = 32; no gain once d_h > n.",
     source="Mahdavi et al. 2024",
+    setting="One attention layer on random sequences with random labels; a seed draws sequences, "
+    "labels and weights.",
     version=1,
     trials=trials,
     run=run,

@@ -86,6 +86,8 @@ CLAIM = Claim(
     "nonlinear task.",
     expected="The same allocation works for a nonlinear extension of the task.",
     source="arXiv 2510.03784",
+    setting="One attention layer with an MLP behind it, white-noise tokens; a seed draws the "
+    "task, the weights and the batches.",
     version=1,
     trials=trials,
     run=run,

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from headwise.reproduce.table import footing, provenance, shown
+from headwise.reproduce.table import COLUMNS, footing, provenance, reading, shown
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --card: #8881; }
@@ -16,6 +16,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; p
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .35rem .6rem; text-align: left;
   vertical-align: top; }
+th[scope="row"] { font-weight: normal; }
 section { border-top: 2px solid var(--line); margin-top: 2rem; }
 img { background: #fff; max-width: 100%; border-radius: 4px; padding: .5rem; box-sizing: border-box;
   }
@@ -31,29 +32,33 @@ CLASSES = {"holds": "holds", "holds in part": "in-part", "does not hold": "not"}
 def page(info: dict[str, Any], figures: Path) -> str:
     """The whole page; figures are read from their folder."""
     rows = "".join(_row(claim) for claim in info["claims"])
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in COLUMNS)
+    words = "".join(f"<li>{escape(line)}</li>" for line in reading(info))
     sections = "".join(_section(claim, figures) for claim in info["claims"])
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>The claims of the papers, measured</title><style>{STYLE}</style></head><body>
+<title>The claims of the papers, measured</title><style>{STYLE}</style></head><body><main>
 <h1>The claims of the papers, measured</h1>
 <p>Size: {escape(info["size"])}. {escape(provenance(info))}</p>
-<div class="wide"><table><thead><tr><th scope="col">claim</th><th scope="col">the paper says</th>
-<th scope="col">measured</th><th scope="col">verdict</th></tr></thead>
+<ul>{words}</ul>
+<div class="wide"><table><thead><tr>{head}</tr></thead>
 <tbody>{rows}</tbody></table></div>
-{sections}</body></html>
+{sections}</main></body></html>
 """
 
 
 def _row(claim: dict[str, Any]) -> str:
     name = escape(claim["id"])
+    first = f'<a href="#{name}">{name}</a><br>{escape(claim["statement"])}'
     cells = (
-        f'<a href="#{name}">{name}</a><br>{escape(claim["statement"])}',
         f'{escape(claim["expected"])}<br><span class="small">{escape(claim["source"])}</span>',
         escape(claim["measured"]),
+        str(len(claim["seeds"])),
         _verdict(claim),
     )
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+    others = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr><th scope="row">{first}</th>{others}</tr>\n'
 
 
 def _verdict(claim: dict[str, Any]) -> str:
@@ -70,6 +75,7 @@ def _section(claim: dict[str, Any], figures: Path) -> str:
     )
     return f"""<section id="{name}"><h2>{name}</h2>
 <p>{escape(claim["statement"])}</p>
+<p class="small">{escape(claim["setting"])}</p>
 <p>{_verdict(claim)} {escape(claim["measured"])}</p>
 <ul>{reasons}{failures}</ul>
 {_figure(claim, figures)}{_table(claim)}
@@ -81,7 +87,7 @@ def _figure(claim: dict[str, Any], figures: Path) -> str:
     if not claim["figure"]:
         return ""
     picture = base64.b64encode((figures / f"{claim['id']}.svg").read_bytes()).decode()
-    words = escape(f"{claim['id']}: {claim['measured']}", quote=True)
+    words = escape(claim["figure_shows"], quote=True)
     return f'<p><img alt="{words}" src="data:image/svg+xml;base64,{picture}"></p>\n'
 
 

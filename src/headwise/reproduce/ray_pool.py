@@ -27,10 +27,19 @@ class RayPool:
     def __init__(self, address: str, workers: int) -> None:
         self.address, self.workers = address, workers
 
+    def check(self) -> None:
+        """Raise if Ray is missing, or nothing listens at its address."""
+        _ray()
+        try:
+            _knock(self.address)
+        except OSError as error:
+            raise self._unanswered(error) from error
+
     def outcomes(self, jobs: Sequence[Job]) -> Iterator[tuple[Trial, Outcome]]:
         """Every trial with its outcome, as they finish."""
         if not jobs:
             return
+        self.check()  # Ray itself would knock for minutes
         ray = _ray()
         self._connect(ray)
         try:
@@ -38,20 +47,22 @@ class RayPool:
         finally:
             ray.shutdown()
 
+    def _unanswered(self, error: Exception) -> ReproduceError:
+        return ReproduceError(
+            f"No Ray cluster answers at {self.address!r} ({_first_line(error)}); give the address "
+            "of a running one, such as 10.0.0.5:6379, or local."
+        )
+
     def _connect(self, ray: Any) -> None:
         """Join the cluster or start one; a busy machine may miss the 30 s Ray gives itself."""
         attempts = START_ATTEMPTS if self.address == "local" else 1
         for attempt in range(1, attempts + 1):
             try:
-                _knock(self.address)
                 ray.init(**self._arguments())
             except Exception as error:  # Ray has no class of its own for this
                 ray.shutdown()
                 if attempt == attempts:
-                    raise ReproduceError(
-                        f"No Ray cluster answers at {self.address!r} ({_first_line(error)}); give "
-                        "the address of a running one, such as 10.0.0.5:6379, or local."
-                    ) from error
+                    raise self._unanswered(error) from error
             else:
                 return
 
@@ -67,7 +78,7 @@ class RayPool:
 
 
 def _knock(address: str) -> None:
-    """Whether anything listens at host:port; Ray itself would ask for minutes."""
+    """Whether anything listens at host:port."""
     match = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d{1,5})", address)
     if match:
         with contextlib.closing(socket.create_connection((match[1], int(match[2])), KNOCK_SECONDS)):

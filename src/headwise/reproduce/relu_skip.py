@@ -129,6 +129,7 @@ CLAIM = Claim(
     "= −I for some set S of neurons; with generic weights, never.",
     expected="Random MLPs cannot absorb a skip; one with such a set can.",
     source="arXiv 2510.23912, ReLU boundary",
+    setting="Random and constructed MLPs in float64; a seed draws the weights.",
     version=1,
     trials=trials,
     run=run,

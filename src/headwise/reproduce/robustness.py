@@ -227,6 +227,9 @@ CLAIM = Claim(
     "uniform ones of equal attention parameters.",
     expected="Not measured by the paper; its readers asked for it.",
     source="arXiv 2510.03784, its readers' question",
+    setting="Small Llama models trained here on Python’s documentation, and "
+    "SmolLM2-135M-Instruct; shifted text is Python’s source. A seed draws the weights, "
+    "the batches and the windows.",
     version=1,
     trials=trials,
     run=run,

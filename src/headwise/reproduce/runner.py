@@ -16,10 +16,19 @@ whole seeds to be judged by.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headwise.reproduce.claim import Claim, Finding, ReproduceError, Results, Size, Trial
+from headwise.errors import reason_of
+from headwise.reproduce.claim import (
+    Claim,
+    Finding,
+    ReproduceError,
+    Results,
+    Size,
+    Trial,
+    Verdict,
+)
 from headwise.reproduce.registry import chosen, claims
 from headwise.reproduce.store import Failure, Run, Store, Stored
 from headwise.reproduce.sweep import Pool, Watch, sweep
@@ -55,6 +64,11 @@ class Judged:
     missing: int  # trials not run yet, failed ones included
 
     @property
+    def drawable(self) -> bool:
+        """Whether there is something to draw."""
+        return bool(self.results.items) and self.finding.verdict != "not finished"
+
+    @property
     def seconds(self) -> float:
         """The run times of all finished trials together."""
         return sum(s.result.seconds for s in self.stored)
@@ -64,6 +78,7 @@ def reproduce(request: Request, folder: Path, pool: Pool, watch: Watch) -> tuple
     """Run what is missing and draw everything the folder holds; the findings of all its claims."""
     store = Store(folder)
     with store.alone():
+        pool.check()  # before anything is noted: a pool that cannot run leaves nothing behind
         store.begin(request.size, {claim.id: request.n_seeds for claim in request.claims})
         sweep(wanted_trials(request), store, pool, watch)
         return redraw(folder)
@@ -104,14 +119,39 @@ def judged(claim: Claim, store: Store, run: Run) -> Judged:
         if stored is None and (failure := store.failure(claim, trial)) is not None
     )
     results = Results(run.size, whole)
-    finding = claim.judge(results) if whole else _unfinished(failures, len(there), len(trials))
+    if whole:
+        finding = _found(claim, results, there)
+    else:
+        finding = _unfinished(failures, len(there), len(trials))
     return Judged(claim, finding, results, there, failures, len(trials) - len(there))
+
+
+def _found(claim: Claim, results: Results, there: Sequence[Stored]) -> Finding:
+    """The claim's own finding; a rule that fails spoils no other claim's."""
+    try:
+        finding = claim.judge(results)
+    except Exception as error:  # results of any age, which a rule may not expect
+        return Finding("not finished", f"The results could not be judged: {reason_of(error)}.")
+    mixed = _mixed_versions(there)
+    return replace(finding, reasons=(*finding.reasons, mixed)) if mixed else finding
+
+
+def _mixed_versions(there: Sequence[Stored]) -> str | None:
+    """A warning where trials ran on different versions: the built-in text is Python's own."""
+    seen: dict[str, set[str]] = {}
+    for stored in there:
+        for name, version in stored.versions.items():
+            seen.setdefault(name, set()).add(version)
+    mixed = [f"{name} {'/'.join(sorted(v))}" for name, v in sorted(seen.items()) if len(v) > 1]
+    if not mixed:
+        return None
+    return f"The trials ran on different versions ({', '.join(mixed)}) and may not compare."
 
 
 def _unfinished(failures: Sequence[Failure], done: int, total: int) -> Finding:
     """The finding of a claim without one whole seed."""
     absent = list(dict.fromkeys(f.error for f in failures if f.unavailable))
-    if absent:
-        return Finding("cannot be tested here", "Nothing was measured.", tuple(absent))
-    reasons = tuple(dict.fromkeys(f"{f.name}, seed {f.seed}: {f.error}" for f in failures))
-    return Finding("not finished", f"{done} of {total} trials are done, no seed whole.", reasons)
+    others = [f"{f.name}, seed {f.seed}: {f.error}" for f in failures if not f.unavailable]
+    reasons = (*absent, *dict.fromkeys(others))
+    verdict: Verdict = "cannot be tested here" if absent and not others else "not finished"
+    return Finding(verdict, f"{done} of {total} trials are done, no seed whole.", reasons)

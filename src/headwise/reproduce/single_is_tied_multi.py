@@ -116,6 +116,7 @@ CLAIM = Claim(
     statement="Tying the weights of all heads gives single-head attention exactly.",
     expected="Multi-head attention with equal heads is single-head attention.",
     source="the freedom view of heads",
+    setting="Random layers in float64; a seed draws weights and tokens.",
     version=1,
     trials=trials,
     run=run,

@@ -27,11 +27,13 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Mean, standard deviation (0 of a single value) and number of values."""
+    """Mean, standard deviation (0 of a single value), number, least and largest of the values."""
 
     mean: float
     sd: float
     n: int
+    low: float
+    high: float
 
     def __str__(self) -> str:
         shown = f"{self.mean:.4g}"
@@ -96,7 +98,8 @@ def summary(values: Sequence[float]) -> Summary:
     assert numbers.ndim == 1
     assert numbers.size
     sd = float(numbers.std(ddof=1)) if numbers.size > 1 else 0.0
-    return Summary(float(numbers.mean()), sd, int(numbers.size))
+    ends = float(numbers.min()), float(numbers.max())
+    return Summary(float(numbers.mean()), sd, int(numbers.size), *ends)
 
 
 def paired_difference(

@@ -12,10 +12,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, get_args
+from typing import Any, get_args
 
-from headwise.artifacts import write_text
-from headwise.errors import OutputError
+from headwise.artifacts import sole_writer, write_text
 from headwise.reproduce.claim import Claim, ReproduceError, Result, Size, Trial
 from headwise.reproduce.worker import Outcome
 
@@ -62,8 +61,9 @@ class Store:
         """What the folder holds; None if it is new."""
         path = self.folder / "run.json"
         if not path.is_file():
-            there = self.folder.exists()
-            if there and not (self.folder.is_dir() and _holds_nothing(self.folder)):
+            if self.folder.is_file():
+                raise ReproduceError(f"{self.folder} is a file; give a folder for the results.")
+            if self.folder.is_dir() and not _holds_nothing(self.folder):
                 raise ReproduceError(
                     f"{self.folder} is not empty and holds no results of reproduce; give a new "
                     "folder, or that of an earlier run to continue it."
@@ -103,18 +103,22 @@ class Store:
 
     def stored(self, claim: Claim, trial: Trial) -> Stored | None:
         """The result of a trial, if it has finished at the claim's version."""
-        document = _read(self._path(claim, trial))
-        if document is None:
-            return None
-        spec = (claim.id, claim.version, trial.name, trial.seed, _plain(trial.parameters))
+        document = _read(self._path(claim, trial)) or {}
+        wanted = (
+            TRIAL_FORMAT, FORMAT_VERSION, claim.id, claim.version, trial.name, trial.seed,
+            _plain(trial.parameters),
+        )  # fmt: skip
         came = tuple(
-            document.get(key) for key in ("claim", "claim_version", "name", "seed", "parameters")
-        )
-        values, seconds = document.get("values"), document.get("seconds")
-        if spec != came or not isinstance(values, dict) or not isinstance(seconds, float | int):
+            document.get(key)
+            for key in (
+                "format", "version", "claim", "claim_version", "name", "seed", "parameters",
+            )
+        )  # fmt: skip
+        kinds = {"values": dict, "seconds": float | int, "versions": dict, "cores": int}
+        if wanted != came or not all(isinstance(document.get(k), t) for k, t in kinds.items()):
             return None
-        versions = dict(document.get("versions") or {})
-        return Stored(Result(trial, values, float(seconds)), versions, int(document["cores"]))
+        result = Result(trial, document["values"], float(document["seconds"]))
+        return Stored(result, document["versions"], document["cores"])
 
     def put(self, claim: Claim, trial: Trial, came: Outcome) -> None:
         """Write a finished trial, or the error of one that failed."""
@@ -160,37 +164,17 @@ class Store:
 
         The folder is made if need be; into one that is not ours nothing is written, not even this.
         """
-        try:
-            import fcntl
-        except ImportError:  # no such locks here; two runners would only waste time
-            yield
-            return
         self.run()
-        with self._lock_file() as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ReproduceError(
-                    f"Another run is at work in {self.folder}; wait for it, or give another folder."
-                ) from error
+        with sole_writer(self.folder, LOCK):
             yield
-
-    def _lock_file(self) -> TextIO:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return (self.folder / LOCK).open("w")
-        except OSError as error:
-            raise OutputError(
-                f"{self.folder} could not be written ({error.strerror}); choose another place."
-            ) from error
 
     def _path(self, claim: Claim, trial: Trial) -> Path:
         return self.folder / "trials" / claim.id / f"{trial.key(claim.version)}.json"
 
 
 def _holds_nothing(folder: Path) -> bool:
-    """Whether a folder is empty but for the lock of a run that wrote nothing."""
-    return all(path.name == LOCK for path in folder.iterdir())
+    """Whether a folder is empty but for what a run leaves that was killed at once."""
+    return all(path.name == LOCK or path.name.startswith(".run.json.") for path in folder.iterdir())
 
 
 def _plain(value: Any) -> Any:

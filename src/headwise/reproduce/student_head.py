@@ -253,6 +253,8 @@ CLAIM = Claim(
     "fine-tuned) that follows it well.",
     expected="The 4-wide student follows the 64-wide head well; one head was replaced.",
     source="arXiv 2510.03784, saturation experiments",
+    setting="Single heads of SmolLM2-135M-Instruct on Python’s documentation and source; a seed "
+    "draws the head, the windows and the random starts.",
     version=1,
     trials=trials,
     run=run,

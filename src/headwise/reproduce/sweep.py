@@ -15,6 +15,9 @@ from headwise.reproduce.worker import Job, Outcome
 class Pool(Protocol):
     """Somewhere trials run: every trial comes back once, with its numbers or its error."""
 
+    def check(self) -> None:
+        """Raise if trials could not run here."""
+
     def outcomes(self, jobs: Sequence[Job]) -> Iterator[tuple[Trial, Outcome]]:
         """Every trial with its outcome, as they finish."""
 

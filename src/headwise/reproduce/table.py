@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+COLUMNS = ("claim", "the paper says", "measured", "seeds", "verdict")
+READING = (
+    "“±” is the standard deviation over seeds; bars in figures go from the lowest seed to the "
+    "highest.",
+    "“Within the spread” means that the interval of the mean difference, taken seed by seed, "
+    "reaches 0: the difference may be chance.",
+    "“Cannot be tested here” means that the spread or the size of the experiment hides the answer, "
+    "or that the machine lacks what is needed; “holds in part” that some of the claim was seen.",
+)
+
 
 def markdown(info: dict[str, Any]) -> str:
     """The table and the sections below it."""
@@ -12,20 +22,29 @@ def markdown(info: dict[str, Any]) -> str:
         "",
         f"Size: {info['size']}. {provenance(info)}",
         "",
-        "| claim | the paper says | measured | verdict |",
-        "|---|---|---|---|",
+        *(f"- {line}" for line in reading(info)),
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
     ]
     for claim in info["claims"]:
         cells = (
             f"[{claim['id']}](#{claim['id']}): {claim['statement']}",
             f"{claim['expected']} ({claim['source']})",
             claim["measured"],
+            str(len(claim["seeds"])),
             f"**{claim['verdict']}**",
         )
         lines.append(f"| {' | '.join(_cell(c) for c in cells)} |")
     for claim in info["claims"]:
         lines += ["", *_section(claim)]
     return "\n".join(lines) + "\n"
+
+
+def reading(info: dict[str, Any]) -> tuple[str, ...]:
+    """What the words mean, and what is not there."""
+    missing = ", ".join(info["not_run"])
+    return (*READING, f"Not run: {missing}.") if missing else READING
 
 
 def provenance(info: dict[str, Any]) -> str:
@@ -65,11 +84,11 @@ def duration(seconds: float) -> str:
 
 
 def _section(claim: dict[str, Any]) -> list[str]:
-    lines = [f"## {claim['id']}", "", claim["statement"], ""]
+    lines = [f"## {claim['id']}", "", claim["statement"], "", f"*{claim['setting']}*", ""]
     lines += [f"**{claim['verdict'].capitalize()}.** {claim['measured']}", ""]
     lines += [f"- {reason}" for reason in claim["reasons"]] + [""]
     if claim["figure"]:
-        lines += [f"![{claim['id']}: {claim['measured']}]({claim['figure']})", ""]
+        lines += [f"![{claim['figure_shows']}]({claim['figure']})", ""]
     if claim["table"]:
         columns, rows = claim["table"]["columns"], claim["table"]["rows"]
         lines += [f"| {' | '.join(_cell(c) for c in columns)} |", "|---" * len(columns) + "|"]
