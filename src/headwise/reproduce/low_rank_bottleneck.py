@@ -46,11 +46,11 @@ def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
             for width in range(n - 3, n + 2):
                 parameters = {"part": "reach", "n": n, "width": width, "starts": 3}
                 name = f"reach, {n} tokens, width {width}"
-                made.append(Trial("low-rank-bottleneck", name, seed, parameters, cost=n / 8))
+                made.append(Trial("low-rank-bottleneck", name, seed, parameters, cost=n / 20))
         for rule in RULES:
             for heads in HEADS[size]:
                 parameters = {"part": "train", "rule": rule, "heads": heads, **TRAINING[size]}
-                cost = 8.0 if size == "quick" else 250.0
+                cost = 8.0 if size == "quick" else 10 + 4.5 * heads
                 name = f"train, {rule}, {heads} heads"
                 made.append(Trial("low-rank-bottleneck", name, seed, parameters, cost))
     return made

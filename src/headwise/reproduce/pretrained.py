@@ -1,8 +1,9 @@
 """The pretrained model that claims about language models are measured on, and texts for it.
 
 Windows come from random places of random documents, decided by the seed. Documents are split by
-their own text into those to calibrate on and those to score on, so that no window of the one side
-is ever seen by the other, whatever the seeds.
+their own text into those to calibrate on and those to score on, so that no document is ever on both
+sides, whatever the seeds. A few topics of the documentation hold others word for word; where text
+is all documentation, `disturbances.apart` keeps these from the other side too.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ UNCOMPARED = "not both models are stable at the usual decay, so it is left out"
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Both models at every decay and rate."""
-    cost = 1.0 if size == "quick" else 45.0
+    cost = 1.0 if size == "quick" else 40.0
     return [
         Trial(
             "query-free-decay", _name(model, rate, decay), seed,

@@ -43,11 +43,11 @@ LEARNED = 0.1  # nats below the loss of token pairs: less needs no attention
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Every width at every seed."""
-    cost = 4.0 if size == "quick" else 400.0
+    cost = 4.0 if size == "quick" else 150.0
     return [
         Trial(
             "saturation-width", f"{width} wide", seed, {"width": width, **TRAINED[size]},
-            cost * (1 + 2 / width),
+            cost * (1 + 8 / width),
         )
         for seed in seeds
         for width in WIDTHS[size]

@@ -19,6 +19,7 @@ from headwise.reproduce.charting import Axes, Point, curves, panels
 from headwise.reproduce.claim import Claim, Finding, Results, Size, Table, Trial, Values
 from headwise.reproduce.pretrained import NAME, TEXT
 from headwise.reproduce.statistics import summary
+from headwise.reproduce.student_trial import METHODS
 
 if TYPE_CHECKING:
     from headwise.report.charts import Chart
@@ -33,10 +34,11 @@ SIZES: dict[Size, dict[str, int]] = {
     "full": {"length": 512, "windows": 32, "scored": 8, "steps": 300, "batch": 4},
 }
 # Both starts choose from the same: a random start wants steps ten times those of a good one.
-RATES: dict[Size, tuple[float, ...]] = {"quick": (0.01, 0.1), "full": (0.003, 0.01, 0.03, 0.1)}
-METHODS = ("SVD start", "SVD start, fine-tuned", "random start, fine-tuned")
+RATES: dict[Size, tuple[float, ...]] = {
+    "quick": (0.01, 0.1),
+    "full": (0.003, 0.01, 0.03, 0.1, 0.3),
+}
 FOLLOWS = 0.1  # of the head's squared output: what "follows it well" is taken to mean
-ASIDE = 4  # one window of so many chooses the rate
 
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
@@ -59,59 +61,9 @@ def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
 
 def run(trial: Trial) -> Values:
     """Errors and losses of all students of one head."""
-    from headwise.compress.recipes.parts import attention_weights
-    from headwise.nn.build import plan_of
-    from headwise.reproduce import head_student as student
-    from headwise.reproduce.narrow_heads import head_weights
-    from headwise.reproduce.pretrained import documents, passages, subject, window_loss
+    from headwise.reproduce.student_trial import imitated
 
-    p, it = trial.parameters, subject()
-    model, text, layer = it.model, documents(p["text"]), p["layer"]
-    used = passages(it.words, text.calibrated, (p["windows"], p["length"]), trial.seed)
-    scored = passages(it.words, text.scored, (p["scored"], p["length"]), trial.seed)
-    heads, attention = plan_of(model).layers[layer], model.attentions()[layer]
-    # Head groups in turn, then the next query head of each.
-    query, group = divmod(trial.seed, len(heads.heads))
-    query %= heads.heads[group].queries
-    shown = student.lesson(model, layer, used)
-    n = max(1, len(used) // ASIDE)
-    lessons = (
-        student.Lesson(shown.hidden[n:], shown.turns),
-        student.Lesson(shown.hidden[:n], shown.turns),
-    )
-    new = student.lesson(model, layer, scored)
-    begin = student.Start(
-        heads.heads[group].model_copy(update={"queries": 1}),
-        head_weights(heads, group, query, attention_weights(attention)),
-    )
-    teacher = student.Imitation(begin, attention, shown.turns)
-    exercise = student.Exercise(p["steps"], p["batch"], tuple(p["rates"]), trial.seed)
-    whole_loss = window_loss(model, scored)
-    with student.exchanged(attention, teacher, None):
-        removed = window_loss(model, scored) - whole_loss
-    rows = []
-    for width in p["widths"]:
-        svd = student.truncated(teacher, lessons[0], width)
-        chance = student.random(teacher, width, trial.seed)
-        made = (
-            (student.Imitation(svd, attention, shown.turns), 0.0),
-            student.fitted(svd, teacher, lessons, exercise),
-            student.fitted(chance, teacher, lessons, exercise),
-        )
-        for method, (one, rate) in zip(METHODS, made, strict=True):
-            with student.exchanged(attention, teacher, one):
-                rise = window_loss(model, scored) - whole_loss
-            missed = student.error(one, teacher, new)
-            found = {"error": missed, "rise": rise, "rate": rate}
-            rows.append({"width": width, "method": method, **found})
-    return {
-        "loss": whole_loss,
-        "removed": removed,
-        "group": group,
-        "query": query,
-        "students": rows,
-        "text_sha256": text.sha256,
-    }
+    return imitated(trial)
 
 
 def judge(results: Results) -> Finding:
