@@ -142,7 +142,8 @@ def test_later_layers_count_what_the_spread_hides(made_up):
 
     finding = later_layers.judge(made_up(later_layers.CLAIM, values, "full"))
     assert "Open are 4 of 10 questions: the spread hides" in finding.reasons[0]
-    assert finding.measured.count("(within the spread)") == 4
+    assert " ".join(finding.reasons).count("(within the spread)") == 4
+    assert "cheaper than early ones by more than the spread in 0 (open: 2)" in finding.measured
     assert finding.verdict == "does not hold"
 
 

@@ -146,7 +146,8 @@ def judge(results: Results) -> Finding:
             answers["depth"].append(later)
             answers["width"].append(wider)
             sentences.append(
-                f"{name}, {groups - kept} of {groups} cut: early {summary(early)}, late "
+                f"Rise of the loss, {name}, {groups - kept} of {groups} cut: early "
+                f"{summary(early)}, late "
                 f"{summary(late)}{_sure(later, len(early))}; by width "
                 f"{summary(ways[0])}, by heads {summary(ways[1])}"
                 f"{_sure(wider, len(early))}."
@@ -156,13 +157,17 @@ def judge(results: Results) -> Finding:
     why = "the spread hides the answer" if len(results.seeds) > 1 else "one seed shows no spread"
     return Finding(
         verdict(asked),
-        "Rise of the loss in nats per token. " + " ".join(sentences),
+        f"Of {len(sentences)} cuts, late layers are cheaper than early ones by more than the "
+        f"spread in {answers['depth'].count('yes')} (open: {answers['depth'].count('open')}), "
+        f"width is cheaper than heads in {answers['width'].count('yes')} (open: "
+        f"{answers['width'].count('open')}).",
         (
             f"Is late cheaper than early: {counts['depth']}. Is width cheaper than heads: "
             f"{counts['width']}. Open are {asked.count('open')} of {len(asked)} questions"
             f"{f': {why}' if 'open' in asked else ''}.",
             "No cut is refitted or trained after; early and late are compared by width cuts, "
             f"width and heads by the mean over the thirds. {_by_third(results)}",
+            *sentences,
         ),
         _table(results),
     )
