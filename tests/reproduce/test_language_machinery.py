@@ -12,7 +12,14 @@ from headwise.errors import HeadwiseError
 from headwise.nn.build import convert, plan_of
 from headwise.nn.slicing import Kept, sliced
 from headwise.reproduce import head_student as student
-from headwise.reproduce import later_layers, robust_models, robustness, scratch_training
+from headwise.reproduce import (
+    later_layers,
+    robust_models,
+    robustness,
+    scratch_training,
+    student_fitting,
+    student_starts,
+)
 from headwise.reproduce.attention_rows import measured_rows
 from headwise.reproduce.claim import ReproduceError
 from headwise.reproduce.disturbances import PROSE, random_windows
@@ -153,13 +160,13 @@ def test_head_groups_add_up_to_their_layer(model, ids):
 
 def test_a_student_of_full_width_is_its_teacher(model, ids):
     shown, teachers = _teachers(model, 2, ids)
-    whole = student.truncated(teachers[0], shown, WIDTH)
+    whole = student_starts.truncated(teachers[0], shown, WIDTH)
     made = student.Imitation(whole, model.attentions()[2], shown.turns)
     assert student.error(made, teachers[0], shown) < 1e-9
     errors = [
         student.error(
             student.Imitation(
-                student.truncated(teachers[0], shown, w), model.attentions()[2], shown.turns
+                student_starts.truncated(teachers[0], shown, w), model.attentions()[2], shown.turns
             ),
             teachers[0],
             shown,
@@ -177,11 +184,16 @@ def test_fitting_helps_and_never_hurts(model):
         student.Lesson(shown.hidden[:56], shown.turns),
         student.Lesson(shown.hidden[56:], shown.turns),
     )
-    for start in (student.truncated(teacher, lessons[0], 4), student.random(teacher, 4, seed=3)):
+    for start in (
+        student_starts.truncated(teacher, lessons[0], 4),
+        student_starts.random(teacher, 4, seed=3),
+    ):
         begin = student.Imitation(start, teacher.attention, shown.turns)
-        exercise = student.Exercise(60, 8, (0.003, 0.1), 5)
-        made, rate = student.fitted(start, teacher, lessons, exercise)
-        wild, none = student.fitted(start, teacher, lessons, student.Exercise(3, 2, (1e4,), 5))
+        exercise = student_fitting.Exercise(60, 8, (0.003, 0.1), 5)
+        made, rate = student_fitting.fitted(start, teacher, lessons, exercise)
+        wild, none = student_fitting.fitted(
+            start, teacher, lessons, student_fitting.Exercise(3, 2, (1e4,), 5)
+        )
         before = student.error(begin, teacher, lessons[1])
         assert student.error(made, teacher, lessons[1]) < before
         assert student.error(wild, teacher, lessons[1]) <= before
@@ -211,7 +223,7 @@ def test_a_student_in_the_model_is_the_student_alone(model, ids):
     attention = model.attentions()[layer]
     shown, teachers = _teachers(model, layer, ids)
     one = student.Imitation(
-        student.truncated(teachers[group], shown, 4), attention, shown.turns
+        student_starts.truncated(teachers[group], shown, 4), attention, shown.turns
     ).requires_grad_(False)
     with torch.no_grad():
         others = sum(t(shown.hidden) for j, t in enumerate(teachers) if j != group)

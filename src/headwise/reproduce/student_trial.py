@@ -13,6 +13,7 @@ def imitated(trial: Trial) -> Values:
     from headwise.compress.recipes.parts import attention_weights
     from headwise.nn.build import plan_of
     from headwise.reproduce import head_student as student
+    from headwise.reproduce import student_fitting, student_starts
     from headwise.reproduce.narrow_heads import head_weights
     from headwise.reproduce.pretrained import documents, passages, subject, window_loss
 
@@ -36,18 +37,18 @@ def imitated(trial: Trial) -> Values:
         head_weights(heads, group, query, attention_weights(attention)),
     )
     teacher = student.Imitation(begin, attention, shown.turns)
-    exercise = student.Exercise(p["steps"], p["batch"], tuple(p["rates"]), trial.seed)
+    exercise = student_fitting.Exercise(p["steps"], p["batch"], tuple(p["rates"]), trial.seed)
     whole_loss = window_loss(model, scored)
     with student.exchanged(attention, teacher, None):
         removed = window_loss(model, scored) - whole_loss
     rows = []
     for width in p["widths"]:
-        svd = student.truncated(teacher, lessons[0], width)
-        chance = student.random(teacher, width, trial.seed)
+        svd = student_starts.truncated(teacher, lessons[0], width)
+        chance = student_starts.random(teacher, width, trial.seed)
         made = (
             (student.Imitation(svd, attention, shown.turns), 0.0),
-            student.fitted(svd, teacher, lessons, exercise),
-            student.fitted(chance, teacher, lessons, exercise),
+            student_fitting.fitted(svd, teacher, lessons, exercise),
+            student_fitting.fitted(chance, teacher, lessons, exercise),
         )
         for method, (one, rate) in zip(METHODS, made, strict=True):
             with student.exchanged(attention, teacher, one):
