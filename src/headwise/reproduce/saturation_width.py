@@ -121,8 +121,9 @@ def judge(results: Results) -> Finding:
             f"{abs(gap.mean):.3f} in the exponent{certain}.",
             f"Before training the exponents are {before}: scores are nearly equal then, and so "
             "is the attention to every token.",
-            f"The mean held-out losses are at least {learned:.2f} nats below that of knowing which "
-            f"token follows which; less than {LEARNED:g} would say nothing about trained attention."
+            f"The highest mean held-out loss is {-learned:+.2f} nats from that of knowing which "
+            f"token follows which; a model counts as trained from {-LEARNED:g} on, because up to "
+            "there attention is not needed.",
         ),
         Table(
             (
