@@ -50,7 +50,7 @@ def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
         for rule in RULES:
             for heads in HEADS[size]:
                 parameters = {"part": "train", "rule": rule, "heads": heads, **TRAINING[size]}
-                cost = 8.0 if size == "quick" else 10 + 4.5 * heads
+                cost = 8.0 if size == "quick" else 15 + 5.5 * heads
                 name = f"train, {rule}, {heads} heads"
                 made.append(Trial("low-rank-bottleneck", name, seed, parameters, cost))
     return made
