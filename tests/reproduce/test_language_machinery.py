@@ -31,7 +31,7 @@ from headwise.reproduce.narrow_heads import (
     widened,
     without_groups,
 )
-from headwise.reproduce.pretrained import passages, window_loss
+from headwise.reproduce.pretrained import loss_from, passages, window_loss
 from headwise.reproduce.scratch_training import Learned, corpus
 
 transformers.logging.set_verbosity_error()
@@ -71,6 +71,30 @@ def ids():
 @pytest.fixture(scope="module")
 def profile(model, ids):
     return profiled(model, ids)
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_loss_asked_again_runs_only_what_follows(model, ids, layer):
+    runs = []
+    base = model.backbone.base_model
+    hooks = [
+        block.register_forward_hook(lambda *_, i=i: runs.append(i))
+        for i, block in enumerate(base.layers)
+    ]
+    whole, again = loss_from(model, layer, ids)
+    del runs[:]
+    assert again() == pytest.approx(whole, rel=1e-6)
+    assert sorted(set(runs)) == list(range(layer, LAYERS))
+    for hook in hooks:
+        hook.remove()
+    output = model.attentions()[layer].o_proj.weight
+    kept = output.clone()
+    output.zero_()
+    changed = again()
+    assert changed == pytest.approx(window_loss(model, ids), rel=1e-6)
+    assert abs(changed - whole) > 1e-3
+    output.copy_(kept)
+    assert window_loss(model, ids) == whole
 
 
 def _logits(model, ids):

@@ -61,12 +61,12 @@ COURSE: dict[Size, dict[str, dict[str, Any]]] = {
     },
     "full": {
         "text": {"steps": 800, "lr": 3e-3, "evaluations": 16, "scored": 256},
-        "task": {"steps": 2500, "lr": 2e-3, "evaluations": 16, "scored": 1024},
+        "task": {"steps": 1500, "lr": 2e-3, "evaluations": 16, "scored": 1024},
     },
 }
 COST: dict[Size, dict[str, float]] = {
     "quick": {"text": 0.4, "task": 0.4},
-    "full": {"text": 50.0, "task": 70.0},
+    "full": {"text": 55.0, "task": 25.0},
 }
 
 

@@ -9,6 +9,7 @@ is all documentation, `disturbances.apart` keeps these from the other side too.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -132,3 +133,33 @@ def window_loss(model: Any, ids: Int64[np.ndarray, "windows length"]) -> float:
             loss, _ = next_token_loss(model, {"input_ids": rows[:, :-1], "labels": rows[:, 1:]})
             total += float(loss) * len(rows)
     return total / len(ids)
+
+
+def loss_from(
+    model: Any, layer: int, ids: Int64[np.ndarray, "windows length"]
+) -> tuple[float, Callable[[], float]]:
+    """`window_loss` now, and a way to ask for it again after changes from `layer` on.
+
+    What enters that layer is kept, so asking again does not run the layers before it.
+    """
+    from headwise.nn.backbones_headwise import base_of
+
+    base = base_of(model.backbone)
+    layers, entering = base.layers, []
+    hook = layers[layer].register_forward_pre_hook(lambda module, args: entering.append(args[0]))
+    try:
+        whole = window_loss(model, ids)
+    finally:
+        hook.remove()
+
+    def again() -> float:
+        kept = iter(entering)  # in the place of embeddings
+        hook = base.get_input_embeddings().register_forward_hook(lambda *_: next(kept))
+        base.layers = layers[layer:]
+        try:
+            return window_loss(model, ids)
+        finally:
+            hook.remove()
+            base.layers = layers
+
+    return whole, again

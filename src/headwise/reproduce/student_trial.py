@@ -15,7 +15,7 @@ def imitated(trial: Trial) -> Values:
     from headwise.reproduce import head_student as student
     from headwise.reproduce import student_fitting, student_starts
     from headwise.reproduce.narrow_heads import head_weights
-    from headwise.reproduce.pretrained import documents, passages, subject, window_loss
+    from headwise.reproduce.pretrained import documents, loss_from, passages, subject
 
     p, it = trial.parameters, subject()
     model, text, layer = it.model, documents(p["text"]), p["layer"]
@@ -38,9 +38,9 @@ def imitated(trial: Trial) -> Values:
     )
     teacher = student.Imitation(begin, attention, shown.turns)
     exercise = student_fitting.Exercise(p["steps"], p["batch"], tuple(p["rates"]), trial.seed)
-    whole_loss = window_loss(model, scored)
+    whole_loss, loss_now = loss_from(model, layer, scored)
     with student.exchanged(attention, teacher, None):
-        removed = window_loss(model, scored) - whole_loss
+        removed = loss_now() - whole_loss
     rows = []
     for width in p["widths"]:
         svd = student_starts.truncated(teacher, lessons[0], width)
@@ -52,7 +52,7 @@ def imitated(trial: Trial) -> Values:
         )
         for method, (one, rate) in zip(METHODS, made, strict=True):
             with student.exchanged(attention, teacher, one):
-                rise = window_loss(model, scored) - whole_loss
+                rise = loss_now() - whole_loss
             missed = student.error(one, teacher, new)
             found = {"error": missed, "rise": rise, "rate": rate}
             rows.append({"width": width, "method": method, **found})
