@@ -60,13 +60,13 @@ COURSE: dict[Size, dict[str, dict[str, Any]]] = {
         "task": {"steps": 30, "lr": 3e-3, "evaluations": 5, "scored": 128},
     },
     "full": {
-        "text": {"steps": 800, "lr": 3e-3, "evaluations": 16, "scored": 256},
-        "task": {"steps": 1500, "lr": 2e-3, "evaluations": 16, "scored": 1024},
+        "text": {"steps": 800, "lr": 3e-3, "evaluations": 1, "scored": 256},
+        "task": {"steps": 1000, "lr": 2e-3, "evaluations": 1, "scored": 1024},
     },
 }
 COST: dict[Size, dict[str, float]] = {
     "quick": {"text": 0.4, "task": 0.4},
-    "full": {"text": 55.0, "task": 25.0},
+    "full": {"text": 40.0, "task": 12.0},
 }
 
 

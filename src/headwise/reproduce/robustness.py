@@ -31,12 +31,12 @@ TRAINED: dict[Size, dict[str, Any]] = {
     },
     "full": {
         "d_model": 128, "heads": 8, "layers": 6, "context": 128, "vocab": 1024,
-        "characters": 450_000, "steps": 450, "batch": 16, "lr": 3e-3, "windows": 64, "scored": 48,
+        "characters": 450_000, "steps": 400, "batch": 16, "lr": 3e-3, "windows": 64, "scored": 48,
         "attacked": 24, "swaps": 6, "proposals": 8,
     },
 }  # fmt: skip
 PRETRAINED = {
-    "length": 128, "windows": 48, "scored": 24, "attacked": 6, "swaps": 4, "proposals": 6,
+    "length": 128, "windows": 48, "scored": 16, "attacked": 4, "swaps": 4, "proposals": 6,
 }  # fmt: skip
 # The model, and what it is compared with.
 PAIRS = (
@@ -87,7 +87,7 @@ class Compared:
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Uniform, planned, and dense with its cut; in full also the pretrained model's cuts."""
-    cost = 4.0 if size == "quick" else 250.0
+    cost = 4.0 if size == "quick" else 200.0
     made = [
         Trial("robustness", kind, seed, {"kind": kind, "share": SHARE, **TRAINED[size]}, cost)
         for seed in seeds
@@ -95,7 +95,7 @@ def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     ]
     if size == "full":
         given = {"kind": "pretrained", "share": SHARE, "model": NAME, "text": TEXT, **PRETRAINED}
-        made += [Trial("robustness", "pretrained", seed, given, 700.0) for seed in seeds]
+        made += [Trial("robustness", "pretrained", seed, given, 550.0) for seed in seeds]
     return made
 
 
