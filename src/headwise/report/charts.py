@@ -25,6 +25,9 @@ Chart = alt.TopLevelMixin
 USEFUL_RATIO = 4.0  # perplexity ÷ dense above which nobody would take a cut
 ENDINGS = (".png", ".svg", ".html")
 MOST_LABELLED_GROUPS = 24  # wider maps are too dense for numbers
+# Words are measured in one font and drawn in the reader's own, which may be wider: without room at
+# the right, legends lose their last letters.
+SVG_PADDING = {"left": 5, "top": 5, "right": 48, "bottom": 5}
 
 
 def bound_chart(curve: BoundCurve, width: int) -> Chart:
@@ -151,7 +154,8 @@ def save_chart(chart: Chart, path: Path, *, force: bool = False) -> None:
             temporary.write_text(chart.to_html(inline=True), encoding="utf-8")
         elif kind == ".svg":
             with temporary.open("w", encoding="utf-8") as text:
-                chart.save(text, format="svg")
+                roomy: Any = chart.copy().configure(padding=SVG_PADDING)  # type: ignore[attr-defined]
+                roomy.save(text, format="svg")
         else:
             with temporary.open("wb") as binary:
                 chart.save(binary, format="png", scale_factor=2)
