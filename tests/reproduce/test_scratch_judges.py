@@ -156,3 +156,6 @@ def test_what_nobody_learned_says_nothing_about_adapting():
     paid = {(row[1], row[3]): row[-1] for row in finding.table.rows if row[0] == "task"}
     assert paid["4-gram", "classification"] == paid["classification", "4-gram"] == "open"
     assert paid["text, 32 tokens", "4-gram"] == "yes"
+    assert any(reason.startswith("No plan learned 4-gram") for reason in finding.reasons)
+    learned = adaptive.judge(_results(adaptive.CLAIM, _adaptive(best)))
+    assert not any("No plan learned" in reason for reason in learned.reasons)

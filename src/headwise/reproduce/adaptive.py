@@ -129,7 +129,7 @@ def judge(results: Results) -> Finding:
     return Finding(
         verdict(list(answers.values())),
         "; ".join(sentences) + ".",
-        _reasons(losses),
+        _reasons(losses, _unlearned(losses, blinds)),
         Table(columns, rows),
     )
 
@@ -141,13 +141,26 @@ def _some(answers: Sequence[Answer]) -> Answer:
     return "no" if all(a == "no" for a in answers) else "open"
 
 
-def _reasons(losses: Mapping[str, Losses]) -> tuple[str, ...]:
+def _unlearned(losses: Mapping[str, Losses], blinds: Mapping[str, float]) -> list[str]:
+    """The tasks on which no plan got past a blind guess."""
+    return [
+        condition
+        for condition, blind in blinds.items()
+        if min(summary(v).mean for v in losses[condition].values()) > LEARNED * blind
+    ]
+
+
+def _reasons(losses: Mapping[str, Losses], unlearned: Sequence[str]) -> tuple[str, ...]:
     steady = [c for c, of in losses.items() if len(set(chosen_plans(of))) == 1]
     return (
         "Plans are chosen by the other seeds and scored on the one left out; intervals are made "
         "for all pairs of a question at once.",
         f"To pay means at least {ENOUGH:.0%}: of the loss on text, of what a guess loses on a "
         f"task; a task is open where both plans stay above {LEARNED:g} of a blind guess.",
+        *(
+            f"No plan learned {condition} in its steps: differences there say nothing about plans."
+            for condition in unlearned
+        ),
         f"The choice is the same whichever seed is left out in {len(steady)} of {len(losses)} "
         f"conditions{': ' + '; '.join(steady) if steady else ''}.",
         "The bound of the paper adapts to the width of tokens and to lags; the sequence length "
