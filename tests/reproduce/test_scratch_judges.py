@@ -10,7 +10,7 @@ import pytest
 from headwise.reproduce import adaptive, planned_vs_uniform
 from headwise.reproduce.claim import Result, Results
 from headwise.reproduce.equal_quality import Spent, final_loss, saving
-from headwise.reproduce.fitted_plans import Fitted, chosen_plans, fitted
+from headwise.reproduce.fitted_plans import Fitted, chosen_plans, fitted, regrets
 
 SEEDS = (0, 1, 2)
 
@@ -120,13 +120,23 @@ def test_the_worth_of_adapting_by_hand():
     assert fitted(here, here).pays(1, None) == "no"
 
 
+def test_the_regret_of_a_plan_is_where_it_is_furthest_above_the_best():
+    losses = {
+        "text": {"a": [2.0, 2.0], "b": [2.0, 2.2]},
+        "task": {"a": [1.0, 3.0], "b": [0.5, 0.5]},
+    }
+    found = regrets(losses, {"task": 5.0})
+    assert (found["a"].condition, found["b"].condition) == ("task", "text")
+    assert [found[p].share for p in "ab"] == pytest.approx([0.3, 0.05])
+
+
 def _adaptive(best, gain=1.0, blind=7.0):
     """Each condition has a best plan, `gain` below the others."""
 
     def values(trial):
         p = trial.parameters
         mine = p["plan"] == best.get(p["condition"], "8 × 4")
-        task = {} if p["data"]["kind"] == "text" else {"chance": 8.0, "blind": blind}
+        task = {} if p["data"]["kind"] == "text" else {"chance": blind, "blind": blind}
         loss = 5.0 + trial.seed / 10 + (0.0 if mine else gain * (1 + trial.seed / 100))
         return {"loss": loss, **task}
 
@@ -153,6 +163,7 @@ def test_adapting(best, gain, verdict):
 def test_what_nobody_learned_says_nothing_about_adapting():
     best = {"4-gram": "2 × 16"}
     finding = adaptive.judge(_results(adaptive.CLAIM, _adaptive(best, blind=4.0)))
+    assert "of the loss, in text, 32 tokens against the plan for 4-gram" in finding.measured
     paid = {(row[1], row[3]): row[-1] for row in finding.table.rows if row[0] == "task"}
     assert paid["4-gram", "classification"] == paid["classification", "4-gram"] == "open"
     assert paid["text, 32 tokens", "4-gram"] == "yes"

@@ -55,6 +55,14 @@ class Fitted:
         return str(paired_difference(self.other, self.own, confidence=_level(n_pairs)))
 
 
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """How far above the best plan: a share of a guess's loss on a task, of the best's on text."""
+
+    share: float
+    condition: str
+
+
 def _level(n_pairs: int) -> float:
     return 1 - (1 - CONFIDENCE) / n_pairs
 
@@ -75,3 +83,16 @@ def fitted(here: Losses, there: Losses) -> Fitted:
     own, theirs = chosen_plans(here), chosen_plans(there)
     seeds = range(len(own))
     return Fitted([here[theirs[i]][i] for i in seeds], [here[own[i]][i] for i in seeds])
+
+
+def regrets(losses: Mapping[str, Losses], chances: Mapping[str, float]) -> dict[str, Regret]:
+    """For every plan, where it is furthest above the best plan, by mean losses in hindsight."""
+    found: dict[str, Regret] = {}
+    for condition, of in losses.items():
+        means = {plan: summary(values).mean for plan, values in of.items()}
+        best = min(means.values())
+        for plan, mean in means.items():
+            share = (mean - best) / chances.get(condition, best)
+            if plan not in found or share > found[plan].share:
+                found[plan] = Regret(share, condition)
+    return found

@@ -157,7 +157,10 @@ def figure(results: Results) -> Chart:
     widths = tuple(sorted(results.items[0].trial.parameters["widths"]))
     parts = []
     for depth in LAYERS[results.size]:
-        for value, words in (("error", "error ÷ the head's output"), ("rise", "rise of the loss")):
+        for value, what, words in (
+            ("error", "Error of a 64-wide head’s students", "error ÷ the head’s output"),
+            ("rise", "Loss with a student in its head’s place", "rise of the loss"),
+        ):
             points = [
                 Point(w, summary(_numbers(results, depth, method, w, value)), method)
                 for method in METHODS
@@ -166,7 +169,7 @@ def figure(results: Results) -> Chart:
             if value == "rise":
                 gone = summary(_removed(results, depth))
                 points += [Point(w, gone, "without the head") for w in widths]
-            title = f"Students of a 64-wide head, {depth} layers"
+            title = f"{what}, {depth} layers"
             parts.append(curves(points, Axes(title, "width", words, log_x=True, x_values=widths)))
     return panels(parts)
 
