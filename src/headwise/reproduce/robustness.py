@@ -31,7 +31,7 @@ TRAINED: dict[Size, dict[str, Any]] = {
     },
     "full": {
         "d_model": 128, "heads": 8, "layers": 6, "context": 128, "vocab": 1024,
-        "characters": 450_000, "steps": 400, "batch": 16, "lr": 3e-3, "windows": 64, "scored": 48,
+        "characters": 450_000, "steps": 600, "batch": 16, "lr": 1.5e-3, "windows": 64, "scored": 48,
         "attacked": 24, "swaps": 6, "proposals": 8,
     },
 }  # fmt: skip
@@ -87,7 +87,7 @@ class Compared:
 
 def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
     """Uniform, planned, and dense with its cut; in full also the pretrained model's cuts."""
-    cost = 4.0 if size == "quick" else 200.0
+    cost = 4.0 if size == "quick" else 270.0
     made = [
         Trial("robustness", kind, seed, {"kind": kind, "share": SHARE, **TRAINED[size]}, cost)
         for seed in seeds
