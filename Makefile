@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := dev
 
-.PHONY: demo test docs lint format bench clean
+.PHONY: demo test test-fast wheel test-wheel docs lint format bench clean
 
 # The stamp is newer than what decides the installation, so a second run installs nothing.
 .venv/installed: pyproject.toml constraints.txt
@@ -22,9 +22,25 @@ demo: .venv/weights
 test: .venv/weights
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
+# The logic of the whole library, for people who change a line: no real weights, no browser.
+test-fast: .venv/installed
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
+
+wheel: .venv/installed
+	rm -rf dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build
+
+# The wheel in an empty environment, with what the models need and nothing else.
+test-wheel: wheel
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(ls dist/*.whl)[models]"
+	.venv-wheel/bin/python tests/wheel_smoke.py dist/*.whl
+
 # The page of all commands is written from the code; a test fails when it is not current.
 docs: .venv/installed
 	$(BIN)/python -m headwise.cli.reference docs/commands.md
+	$(BIN)/python -m headwise.cli.reference docs/api.md
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -39,4 +55,4 @@ bench: .venv/installed
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

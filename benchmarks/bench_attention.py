@@ -29,7 +29,7 @@ import torch
 from timing import Timing, interleaved
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
-from headwise.nn.build import build_model, convert, stock_plan
+from headwise.models.build import build_model, convert, stock_plan
 from headwise.plan import HeadSpec, LayerPlan, Plan
 from headwise.planning.cost import cost
 

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
-from headwise.profile.format import Profile, ProfileRecord, TextRecord
-from headwise.report.explorer.answers import Answers
-from headwise.report.explorer.page import live_page
-from headwise.report.explorer.server import Server
+from headwise.profiling.format import Profile, ProfileRecord, TextRecord
+from headwise.reporting.explorer.answers import Answers
+from headwise.reporting.explorer.server import Server, live_page
 
 LAYERS, HEADS, DIM, TARGET_MS = 32, 32, 128, 100.0
 QUESTIONS = [f"attn_params={x}" for x in range(51, 71)]

@@ -15,10 +15,11 @@ import torch
 from timing import interleaved
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headwise.nn.build import convert
-from headwise.profile.chunks import Job, Partial, measure_chunks
-from headwise.profile.settings import ProfileSettings
-from headwise.profile.source import Sequences
+from headwise.models.build import convert
+from headwise.profiling.run import ProfileJob, measure_chunks
+from headwise.profiling.settings import ProfileSettings
+from headwise.profiling.source import Sequences
+from headwise.runs import Run
 
 LENGTH, SEQUENCES = 512, 2
 
@@ -45,17 +46,17 @@ def plain(model: Any, ids: torch.Tensor) -> None:
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
 
 
-def profiled(job: Job) -> None:
+def profiled(job: ProfileJob) -> None:
     """The same text as one chunk of a profile, its file written."""
     with tempfile.TemporaryDirectory() as folder:
-        measure_chunks(job, Partial(Path(folder) / "profile"))
+        measure_chunks(job, Run(Path(folder), Path(folder), ""))
 
 
 def main() -> None:
     torch.set_num_threads(1)
     stock = stock_model()
     rows = np.random.default_rng(0).integers(0, 8192, (SEQUENCES, LENGTH))
-    job = Job(
+    job = ProfileJob(
         convert(stock),
         "random",
         Sequences(rows, "next-token", "random", "0" * 64),

@@ -18,7 +18,7 @@ import torch
 
 from headwise.data.text import read_source
 from headwise.data.tokens import token_stream
-from headwise.measure.loading import load_model
+from headwise.source import open_source
 
 OPENING = 4  # tokens
 
@@ -45,8 +45,9 @@ def main() -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--openings", type=int, default=1536)
     asked = parser.parse_args()
-    cut, words = load_model(asked.model)
-    dense, _ = load_model(asked.against)
+    source = open_source(asked.model)
+    cut, words = source.load(), source.tokenizer
+    dense = open_source(asked.against).load()
     tokens = torch.from_numpy(
         token_stream(words, read_source(asked.text).documents).astype("int64")
     )

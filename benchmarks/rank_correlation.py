@@ -24,23 +24,22 @@ from typing import Any
 from scipy.stats import spearmanr
 from transformers.initialization import no_init_weights
 
-from headwise.compress.cut import cut_weights
+from headwise.cutting.cut import cut_weights
 from headwise.data.split import held_out_split
 from headwise.data.text import Text, read_source
-from headwise.measure.comparison import comparison, embedding_cosines
+from headwise.measure.comparison import embedding_cosines, text_comparison
 from headwise.measure.likelihood import scored_stream
-from headwise.nn.attention_headwise import PROJECTIONS
-from headwise.nn.build import headwise_config, load_around, load_projections
+from headwise.models.attention_headwise import PROJECTIONS
+from headwise.models.build import headwise_config, load_around, load_projections
 from headwise.plan import Budget, Limit, Plan
 from headwise.planning.cost import cost
-from headwise.planning.fit import fit, predicted_loss
-from headwise.planning.worth_curves import FitRules
-from headwise.profile.chunks import Job
-from headwise.profile.format import Profile
-from headwise.profile.run import profile_model
-from headwise.profile.settings import ProfileSettings
-from headwise.profile.source import load_profiled, sequences
-from headwise.profile.worth import fit_task
+from headwise.planning.fit import WidthRules, fit, predicted_loss
+from headwise.profiling.format import Profile
+from headwise.profiling.run import ProfileJob, profile_model
+from headwise.profiling.settings import ProfileSettings
+from headwise.profiling.source import load_for_profiling, sequences
+from headwise.profiling.worth import fit_problem
+from headwise.source import open_source
 
 # Policy, share of attention parameters, granularity.
 CASES = (
@@ -53,7 +52,7 @@ CASES = (
     ("uniform", 0.875, "head"),
     ("uniform", 0.75, "head"),
     ("uniform", 0.5, "head"),
-    ("linear", 0.8, "head"),
+    ("narrower-late", 0.8, "head"),
     ("energy", 0.75, "head"),
     ("saturation", 0.7, "head"),
 )
@@ -63,7 +62,7 @@ Measure = Callable[[Any], float]  # a cut model: how much it lost
 def plans(profile: Profile) -> Iterator[tuple[str, Plan]]:
     """The plans of `CASES`, each with its name."""
     for policy, share, granularity in CASES:
-        task = fit_task(profile, policy, FitRules(granularity, 4))
+        task = fit_problem(profile, policy, WidthRules(granularity, 4))
         budget = Budget(attn_params=Limit(share=share))
         yield f"{policy} {share:.1%} by {granularity}", fit(task, budget).plan
 
@@ -85,7 +84,7 @@ def cut_model(dense: Any, profile: Profile, plan: Plan) -> Any:
 
 def correlation(dense: Any, profile: Profile, measure: Measure) -> dict[str, Any]:
     """Every plan's predicted and measured loss, and how alike they order the plans."""
-    task = fit_task(profile, "sensitivity", FitRules())
+    task = fit_problem(profile, "sensitivity", WidthRules())
     rows: list[dict[str, Any]] = [
         {
             "plan": name,
@@ -107,16 +106,17 @@ def subject(
     name: str, text: Text, settings: ProfileSettings, measured_tokens: int, folder: Path
 ) -> tuple[Any, Profile, Measure]:
     """A real model, its profile on most of a text, and a measure on the rest of it."""
-    dense, tokenizer = load_profiled(name)
+    source = open_source(name)
+    dense, tokenizer = load_for_profiling(source), source.tokenizer
     parts = held_out_split(text.documents, 0.1)
     rows = sequences(dense, tokenizer, Text(text.source, parts.train), settings)
-    profile = profile_model(Job(dense, name, rows, settings), folder / "profile")
+    profile = profile_model(ProfileJob(dense, name, rows, settings), folder / "profile")
     other = Text(f"{text.source} (held out)", parts.held_out)
     if profile.plan.shape.causal:
         stream, _ = scored_stream(tokenizer, other, measured_tokens)
 
         def rise(model: Any) -> float:
-            found = comparison(model, dense, stream, window=settings.length)
+            found = text_comparison(model, dense, stream, window=settings.length)
             return found.nll - found.reference_nll
 
         return dense, profile, rise

@@ -11,7 +11,7 @@ import sys
 MODEL = "--layers 12 --d-model 768 --heads 12 --context 1024"
 COMMANDS = (
     f"plan new {MODEL} --attn-params 75% --policy uniform",
-    f"plan new {MODEL} --attn-params 75% --policy linear",
+    f"plan new {MODEL} --attn-params 75% --policy more-heads-late",
     f"plan new {MODEL} --attn-params 75% --policy theory",
     f"plan new {MODEL} --attn-params 75% --kv-bytes 50% --flops 85% --policy theory",
     "theory allocate --width 256 --token-dim 8 --kernel 1,1,1,1",

@@ -1,4 +1,4 @@
-"""Shape annotations are checked in every test (jaxtyping + beartype); one thread per worker."""
+"""Shape annotations are checked in every test (jaxtyping + beartype); one thread per process."""
 
 import os
 import sys
@@ -6,16 +6,29 @@ from typing import NamedTuple
 
 import pytest
 
-# Set before NumPy or torch load. Small matrices on two threads in two workers only get in each
-# other's way, and one thread makes sums reproducible.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Set before NumPy or torch load, and for every process that a test starts. Small matrices on two
+# threads in two workers only get in each other's way, and sums split over threads may differ
+# between a busy and an idle machine.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Nothing in the tests may reach for a network.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 from jaxtyping import install_import_hook
 
-CHECKED = ("theory", "planning", "compress", "data.tasks", "nn.one_layer")
-install_import_hook([f"headwise.{room}" for room in CHECKED], "beartype.beartype")
+from tests import annotations  # the hook finds `check` by its name
+
+# The rooms whose signatures state shapes.
+CHECKED = (
+    "theory",
+    "planning",
+    "data",
+    "measure",
+    "profiling",
+    "cutting",
+    "baselines",
+    "papers",
+)
+install_import_hook([f"headwise.{room}" for room in CHECKED], f"{annotations.__name__}.check")
 
 
 class Result(NamedTuple):
@@ -41,3 +54,11 @@ def headwise(capsys, monkeypatch):
         return Result(end.value.code or 0, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def subject(tmp_path):
+    """Makes a tiny model of a family, with its profile, in this test's folder."""
+    from tests import tiny
+
+    return lambda name, **options: tiny.ProfiledModel(name, tmp_path, **options)

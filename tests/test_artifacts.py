@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from headwise.artifacts import (
     atomic_file,
     atomic_folder,
+    check_output,
+    one_writer,
     sha256,
-    sole_writer,
+    sweep,
     versions,
     write_text,
 )
@@ -49,12 +52,13 @@ def test_a_folder_is_replaced_whole(tmp_path):
     path = tmp_path / "run"
     with atomic_folder(path) as temporary:
         (temporary / "old").write_text("1")
+        (temporary / "run.json").write_text('{"format": "headwise-run/2"}')
     with pytest.raises(OutputError, match="exists already"), atomic_folder(path):
         pass
     with pytest.raises(RuntimeError), atomic_folder(path, force=True) as temporary:  # noqa: PT012
         (temporary / "new").write_text("2")
         raise RuntimeError
-    assert [p.name for p in path.iterdir()] == ["old"]
+    assert sorted(p.name for p in path.iterdir()) == ["old", "run.json"]
     with atomic_folder(path, force=True) as temporary:
         (temporary / "new").write_text("2")
     assert [p.name for p in path.iterdir()] == ["new"]
@@ -84,7 +88,7 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
         dead.wait()
     one = "0" * 32
     stale, alive = (tmp_path / f".run.{pid}-{one}.tmp" for pid in (dead.pid, os.getppid()))
-    others = [tmp_path / n for n in (f".run.{one}.old", f".runs.{dead.pid}-{one}.tmp", "kept")]
+    others = [tmp_path / n for n in (f".runs.{one}.old", f".runs.{dead.pid}-{one}.tmp", "kept")]
     for folder in (stale, alive, *others):
         folder.mkdir()
         (folder / "file").touch()
@@ -97,8 +101,8 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
 def test_a_folder_has_one_writer_at_a_time(tmp_path):
     held = (
         "import sys, pathlib\n"
-        "from headwise.artifacts import sole_writer\n"
-        "with sole_writer(pathlib.Path(sys.argv[1])):\n"
+        "from headwise.artifacts import one_writer\n"
+        "with one_writer(pathlib.Path(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"
     )
@@ -112,11 +116,113 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
         assert other.stdout.readline() == "held\n"
         with (
             pytest.raises(OutputError, match="another run is at work in"),
-            sole_writer(tmp_path / "work"),
+            one_writer(tmp_path / "work"),
         ):
             pass
     finally:
         other.kill()  # the hold goes with the process, however it ends
         other.communicate()
-    with sole_writer(tmp_path / "work"):
+    with one_writer(tmp_path / "work"):
         pass
+
+
+def ours(path, name="headwise.json"):
+    path.mkdir(parents=True)
+    (path / name).write_text('{"format": "headwise-cut/1"}')
+    return path
+
+
+def test_force_replaces_only_what_headwise_wrote(tmp_path):
+    foreign = tmp_path / "photos"
+    foreign.mkdir()
+    (foreign / "cat.png").write_text("cat")
+    (foreign / "run.json").write_text('{"format": "another tool"}')
+    with pytest.raises(OutputError, match=r"headwise did not write it .it holds cat.png, run"):
+        check_output(foreign, force=True)
+    check_output(ours(tmp_path / "cut"), force=True)
+    (tmp_path / "empty").mkdir()
+    check_output(tmp_path / "empty", force=True)
+
+
+@pytest.mark.parametrize("given", ["model", "parent", "text"])
+def test_force_never_replaces_an_input_or_its_parent(tmp_path, given):
+    model = ours(tmp_path / "ours" / "model")
+    (tmp_path / "ours" / "run.json").write_text('{"format": "headwise-run/2"}')
+    text = tmp_path / "notes.txt"
+    text.write_text("x")
+    path = {"model": model, "parent": model.parent, "text": text}[given]
+    with pytest.raises(OutputError, match=r"which this run reads"):
+        check_output(path, force=True, inputs=[str(model), text])
+    assert (model / "headwise.json").exists()
+
+
+@pytest.mark.parametrize("where", ["the working directory", "your home"])
+def test_force_never_replaces_special_places(tmp_path, monkeypatch, where):
+    place = ours(tmp_path / "a")
+    (place / "b").mkdir()
+    if where == "your home":
+        monkeypatch.setenv("HOME", str(place / "b"))
+    else:
+        monkeypatch.chdir(place / "b")
+    with pytest.raises(OutputError, match=where):
+        check_output(place, force=True)
+
+
+def test_force_never_replaces_a_mount():
+    with pytest.raises(OutputError, match=r"holds it|mounted"):
+        check_output(Path("/"), force=True)
+    with pytest.raises(OutputError, match="a file system is mounted there"):
+        check_output(Path("/proc"), force=True)
+
+
+def test_a_symbolic_link_is_never_replaced(tmp_path):
+    real = ours(tmp_path / "real")
+    (tmp_path / "link").symlink_to(real)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("link", "dangling"):
+        with (
+            pytest.raises(OutputError, match="symbolic link"),
+            atomic_folder(tmp_path / name, force=True),
+        ):
+            pass
+    assert (real / "headwise.json").exists()
+
+
+def test_pipes_and_devices_are_not_outputs(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(OutputError, match="a device or a pipe"):
+            check_output(path, force=True)
+
+
+def test_a_file_in_the_way_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="is a file, so"):
+        check_output(tmp_path / "file" / "out", force=False)
+
+
+def test_what_was_there_comes_back_when_replacing_fails(tmp_path, monkeypatch):
+    path = ours(tmp_path / "out")
+    rename, calls = Path.rename, []
+
+    def fail_second(self, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_second)
+    with pytest.raises(OutputError, match="untouched"), atomic_folder(path, force=True) as new:
+        (new / "new").touch()
+    assert [p.name for p in path.iterdir()] == ["headwise.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_was_there_comes_back_after_a_kill_between_the_two_renames(tmp_path):
+    aside = ours(tmp_path / f".out.{'0' * 32}.old")
+    sweep(tmp_path / "out")
+    assert not aside.exists()
+    assert (tmp_path / "out" / "headwise.json").exists()
+    ours(aside)
+    sweep(tmp_path / "out")  # the new one has its name: the earlier one may go
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]

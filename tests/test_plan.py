@@ -111,12 +111,15 @@ HEADS = {"qk_dim": 7, "vo_dim": 7}
         (changed((*HEAD, "qk_dim"), 10**400), r"qk_dim: input should be less than or equal to"),
         (changed(("shape", "family"), "\ud800"), r"text must be writable as UTF-8"),
         (changed(("layers", 0, "heads"), [{**HEADS, "repeat": 90_000}]), r"at most 200000 heads"),
-        ("[" * 100_000, r"its JSON cannot be read"),
-        ('{"format": ' + "9" * 5001 + "}", r"its JSON cannot be read"),
-        (UNIFORM.to_json().replace('"d_model"', '"context": 3, "d_model"'), r"'context' stands th"),
+        ("[" * 100_000, r"holds invalid JSON"),
+        ('{"format": ' + "9" * 5001 + "}", r"holds invalid JSON"),
+        (
+            UNIFORM.to_json().replace('"d_model"', '"context": 3, "d_model"'),
+            r"duplicate key 'context'",
+        ),
         ("[1, 2]", r"must be a JSON object with format"),
-        (UNIFORM.to_json()[:50], r"JSON breaks off or is wrong at line"),
-        ("", r"JSON breaks off or is wrong at line 1"),
+        (UNIFORM.to_json()[:50], r"invalid JSON at line"),
+        ("", r"invalid JSON at line 1"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(text, message):
@@ -127,6 +130,18 @@ def test_bad_files_are_refused_in_one_sentence(text, message):
         Plan.from_json(text, "plan.json")
     assert str(caught.value).startswith("plan.json ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_predicted_loss_is_a_number_that_older_files_lack():
+    origin = Origin(policy="sensitivity", predicted_loss=0.0625, loss_unit="nats per token")
+    plan = UNIFORM.model_copy(update={"origin": origin})
+    assert Plan.from_json(plan.to_json()) == plan
+    assert json.loads(plan.to_json())["origin"]["predicted_loss"] == 0.0625
+    older = json.loads(plan.to_json())
+    older["origin"] = {"policy": "sensitivity", "notes": ["predicted loss increase 0.0625"]}
+    assert Plan.from_dict(older).origin.predicted_loss is None
+    with pytest.raises(PlanError, match=r"origin\.predicted_loss"):
+        Plan.from_json(plan.to_json().replace("0.0625", "NaN"))
 
 
 def test_an_identity_projection_has_no_bias():
@@ -166,7 +181,7 @@ def test_a_bare_fraction_is_asked_to_become_a_share():
 
 
 def test_shares_refer_to_the_dense_cost():
-    dense = Cost(attn_params=100, total_params=1000, kv_bytes=10, flops=7, context=3)
+    dense = Cost(attn_params=100, params=1000, kv_bytes=10, flops=7, context=3)
     budget = Budget(attn_params=Limit.parse("29%"), kv_bytes=Limit.parse("4"))
     assert budget.limited == ("attn_params", "kv_bytes")
     assert budget.amount("attn_params", dense) == 29  # 0.29 · 100 is 28.999… in floats

@@ -1,5 +1,9 @@
 """headwise decides how many attention heads, and how wide, each layer of a Transformer deserves.
 
+    import headwise as hw
+
+    result = hw.compress("./model", attn_params="75%", text="notes.txt", out="smaller")
+
 The names below are loaded when first used, so that `import headwise` costs next to nothing.
 """
 
@@ -8,10 +12,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headwise.nn import registration
+from headwise.models import registration
 
 if TYPE_CHECKING:
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.measure.record import Targets as Targets
+    from headwise.measure.record import Verification as Verification
+    from headwise.pipeline import CompressResult as CompressResult
+    from headwise.pipeline import CutResult as CutResult
+    from headwise.pipeline import compare as compare
+    from headwise.pipeline import compress as compress
+    from headwise.pipeline import cut as cut
+    from headwise.pipeline import fit as fit
+    from headwise.pipeline import load as load
+    from headwise.pipeline import profile as profile
+    from headwise.pipeline import run as run
+    from headwise.pipeline import verify as verify
     from headwise.plan import Budget as Budget
     from headwise.plan import Cost as Cost
     from headwise.plan import HeadSpec as HeadSpec
@@ -19,15 +35,46 @@ if TYPE_CHECKING:
     from headwise.plan import Limit as Limit
     from headwise.plan import ModelShape as ModelShape
     from headwise.plan import Plan as Plan
+    from headwise.profiling.format import Profile as Profile
+    from headwise.reporting.pages import report as report
+    from headwise.source import Source as Source
+    from headwise.source import open_source as open_source
+    from headwise.training.recover import RecoverResult as RecoverResult
+    from headwise.training.recover import recover as recover
+    from headwise.training.train import TrainResult as TrainResult
+    from headwise.training.train import train as train
 
 __version__ = "0.1.0"
 
+# Where each public name lives.
 _HOME = {
     "HeadwiseError": "headwise.errors",
+    "Profile": "headwise.profiling.format",
+    "report": "headwise.reporting.pages",
+    **dict.fromkeys(("RecoverResult", "recover"), "headwise.training.recover"),
+    **dict.fromkeys(("TrainResult", "train"), "headwise.training.train"),
+    **dict.fromkeys(("Targets", "Verification"), "headwise.measure.record"),
+    **dict.fromkeys(("Source", "open_source"), "headwise.source"),
     **dict.fromkeys(
         ("Budget", "Cost", "HeadSpec", "LayerPlan", "Limit", "ModelShape", "Plan"), "headwise.plan"
     ),
+    **dict.fromkeys(
+        (
+            "CompressResult",
+            "CutResult",
+            "compare",
+            "compress",
+            "cut",
+            "fit",
+            "load",
+            "profile",
+            "run",
+            "verify",
+        ),
+        "headwise.pipeline",
+    ),
 }
+__all__ = sorted(_HOME)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

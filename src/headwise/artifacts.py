@@ -1,8 +1,15 @@
-"""Files that are either whole or not there.
+"""Outputs that are either whole or not there, and never in the place of something precious.
 
-An output is written beside its place under a temporary name and moved over it in one step, so
-a kill, a full disk or an error leaves whatever stood there before. Nothing is overwritten unless
-`force` says so.
+An output is written beside its place under a temporary name and moved there in one step, so a
+kill, a full disk or an error leaves whatever was there before.
+
+    .OUT.1234-….tmp   being written                 ─┐ renamed
+    OUT               the output                    ◄┘
+    .OUT.….old        what OUT was before, until the new one has its name; put back after a kill
+
+Nothing is overwritten unless `force` says so. Even then a folder is replaced only if headwise
+wrote it (its record says so) and if it is no input of the run, no parent of one, and no place that
+holds more than this output: the working directory, a home, a mount.
 """
 
 from __future__ import annotations
@@ -10,10 +17,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,20 +31,47 @@ from headwise.errors import OutputError
 
 # safetensors and tokenizers report a full disk as errors of their own, with these words in them.
 _RUST_OS_ERROR = re.compile(r"\(os error \d+\)")
+_LEFTOVER = re.compile(r"\..+\.(\d+-[0-9a-f]{32}\.tmp|[0-9a-f]{32}\.old)")
+# The files by which a folder says that headwise wrote it: JSON with a "format" of ours.
+RECORDS = ("headwise.json", "profile.json", "run.json", "inputs.json")
+_MAX_RECORD = 64 * 2**20  # bytes; a record is far smaller
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise if `path` exists and may not be overwritten; call it before long work."""
-    if path.exists() and not force:
+def check_output(path: Path, *, force: bool, inputs: Sequence[Path | str] = ()) -> None:
+    """Raise if `path` may not be written; call it before long work.
+
+    `inputs` are the files and folders the run reads: they are never replaced.
+    """
+    if path.is_symlink():
+        raise OutputError(
+            f"{path} is a symbolic link, which is not replaced; give the place itself, or another."
+        )
+    if not path.exists():
+        _check_parent(path)
+        return
+    if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
+        raise OutputError(f"{path} is a device or a pipe; give a file or a folder to write.")
+    if not force:
         raise OutputError(f"{path} exists already; give another name, or --force to overwrite it.")
+    reason = _why_precious(path, inputs)
+    if reason is not None:
+        raise OutputError(f"{path} is not replaced, even with --force: {reason}; give another.")
+
+
+def wrote(folder: Path) -> bool:
+    """Whether a folder holds a record that says headwise wrote it."""
+    return any(_is_record(folder / name) for name in RECORDS)
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path, *, force: bool = False) -> Iterator[Path]:
+def atomic_file(
+    path: Path, *, force: bool = False, inputs: Sequence[Path | str] = ()
+) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; on success it becomes `path`."""
-    refuse_existing(path, force=force)
     if path.is_dir():
         raise OutputError(f"{path} is a folder, but a file is to be written; give a file name.")
+    check_output(path, force=force, inputs=inputs)
+    sweep(path)
     with _beside(path) as temporary:
         yield temporary
         _flush(temporary)
@@ -43,26 +79,82 @@ def atomic_file(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it becomes `path`."""
-    refuse_existing(path, force=force)
+def atomic_folder(
+    path: Path, *, force: bool = False, inputs: Sequence[Path | str] = (), inside: bool = False
+) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; on success it becomes `path`.
+
+    `inside` is for folders inside one that headwise owns (a checkpoint of a run): they have no
+    record of their own.
+    """
     if path.is_file():
         raise OutputError(f"{path} is a file, but a folder is to be written; give another name.")
-    _sweep(path)
+    if not inside:
+        check_output(path, force=force, inputs=inputs)
+    elif path.exists() and not force:
+        raise OutputError(f"{path} exists already.")
+    sweep(path)
     with _beside(path) as temporary:
         temporary.mkdir()
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
                 _flush(file)
+        replace_folder(path, temporary)
+
+
+def replace_folder(path: Path, new: Path) -> None:
+    """Put the folder `new` in the place of `path`; a failure leaves the earlier one there."""
+    if not path.exists():
+        new.rename(path)
+        return
+    # Two renames: for an instant neither is there, but `sweep` puts the earlier one back.
+    old = path.with_name(f".{path.name}.{uuid.uuid4().hex}.old")
+    path.rename(old)
+    try:
+        new.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    shutil.rmtree(old)
+
+
+@contextlib.contextmanager
+def moved_aside(path: Path) -> Iterator[Path]:
+    """Take a folder out of the way; it comes back unless something has taken its place."""
+    old = path.with_name(f".{path.name}.{uuid.uuid4().hex}.old")
+    with one_writer(path):
+        path.rename(old)
+    try:
+        yield old
+    finally:
         if path.exists():
-            # Two renames: for an instant neither is there, but each is whole under some name.
-            old = path.with_name(f".{path.name}.{uuid.uuid4().hex}.old")
-            path.rename(old)
-            temporary.rename(path)
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         else:
-            temporary.rename(path)
+            old.rename(path)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a killed process left this behind: a temporary name, or what was moved aside."""
+    return _LEFTOVER.fullmatch(path.name) is not None
+
+
+def sweep(path: Path) -> None:
+    """Tidy up after a process that was killed while it wrote or replaced `path`."""
+    temporary = re.compile(re.escape(f".{path.name}.") + r"(\d+)-[0-9a-f]{32}\.tmp")
+    earlier = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{32}\.old")
+    for found in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
+        match = temporary.fullmatch(found.name)
+        if match and not _is_another_process(int(match[1])):
+            if found.is_dir():
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                found.unlink(missing_ok=True)
+        elif earlier.fullmatch(found.name):
+            if path.exists():
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                found.rename(path)
 
 
 def write_text(path: Path, text: str, *, force: bool = False) -> None:
@@ -89,6 +181,43 @@ def versions(
 
 
 @contextlib.contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which is made if need be; raise if another process holds it.
+
+    Two runs in one folder would destroy each other's work. The system lets go of the hold when a
+    process ends, however it ends. Where folders cannot be held, nothing is checked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise OutputError(
+            f"{folder} could not be written ({error.strerror}); choose another place."
+        ) from error
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"another run is at work in {folder}; wait for it, or give another output."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        if not folder.exists() or folder.stat().st_ino != os.fstat(opened).st_ino:
+            raise OutputError(
+                f"another run has just finished in {folder}; run the same command again."
+            )
+        yield
+    finally:
+        os.close(opened)
+
+
+@contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A free temporary name beside `path`, removed on failure; OS errors become one sentence."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}.tmp")
@@ -100,8 +229,8 @@ def _beside(path: Path) -> Iterator[Path]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise OutputError(
-            f"{path} could not be written ({reason}); what stood there before is "
-            "untouched; free space or choose another place."
+            f"{path} could not be written ({reason}); what was there before is untouched; free "
+            "space, or choose another place."
         ) from error
     finally:
         if temporary.is_dir():
@@ -111,44 +240,42 @@ def _beside(path: Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def sole_writer(folder: Path, name: str = "lock") -> Iterator[None]:
-    """Hold `folder`, which is made if need be, by a file in it; raise if another process does.
+def _why_precious(path: Path, inputs: Sequence[Path | str]) -> str | None:
+    """Why something that is there may not be replaced; None if it may."""
+    place = path.resolve()
+    for one in inputs:
+        given = Path(one).expanduser()
+        if given.exists() and place in (given.resolve(), *given.resolve().parents):
+            return f"it is {given}, which this run reads, or holds it"
+    if not path.is_dir():
+        return None
+    for name, special in (("the working directory", Path.cwd()), ("your home", Path.home())):
+        if place in (special.resolve(), *special.resolve().parents):
+            return f"it is {name}, or holds it"
+    if place.is_mount():
+        return "a file system is mounted there"
+    if not wrote(path) and any(path.iterdir()):
+        there = ", ".join(sorted(p.name for p in path.iterdir())[:3])
+        return f"headwise did not write it (it holds {there})"
+    return None
 
-    Two runs that go on in one folder of unfinished work would mix theirs. The system lets go of
-    the hold when a process ends, however it ends. Where files cannot be held, nothing is checked.
-    """
+
+def _check_parent(path: Path) -> None:
+    for parent in path.absolute().parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise OutputError(f"{parent} is a file, so {path} cannot be inside it.")
+            return
+
+
+def _is_record(path: Path) -> bool:
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        opened = (folder / name).open("w")
-    except OSError as error:
-        raise OutputError(
-            f"{folder} could not be written ({error.strerror}); choose another place."
-        ) from error
-    with opened as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(
-                f"another run is at work in {folder}; wait for it, or give another output."
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-
-
-def _sweep(path: Path) -> None:
-    """Remove temporary folders of `path` whose process was killed while it wrote them."""
-    name = re.compile(re.escape(f".{path.name}.") + r"(\d+)-[0-9a-f]{32}\.tmp")
-    for old in path.parent.iterdir() if path.parent.is_dir() else ():
-        match = name.fullmatch(old.name)
-        if match and not _is_another_process(int(match[1])):
-            shutil.rmtree(old, ignore_errors=True)
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_RECORD:
+            return False
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and str(data.get("format", "")).startswith("headwise-")
 
 
 def _is_another_process(pid: int) -> bool:

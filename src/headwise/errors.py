@@ -6,6 +6,7 @@ Anything else that is raised is our own mistake and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 MOST_REASON = 200  # characters of another library's message that ours repeats
@@ -29,6 +30,41 @@ class TheoryError(HeadwiseError):
 
 class OutputError(HeadwiseError):
     """An output cannot be written, or would overwrite something."""
+
+
+class StoppedError(HeadwiseError):
+    """The work was asked to stop (Ctrl-C, SIGTERM) and has saved what it did."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__("Stopped. Run the same command again to resume.")
+        self.signal = signal
+
+
+def quoted(value: object) -> str:
+    """What came, as an error quotes it: at most 200 characters of it, on one line."""
+    text = repr(value) if not isinstance(value, BaseException) else " ".join(str(value).split())
+    return text if len(text) <= MOST_REASON else f"{text[:MOST_REASON]}…"
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """The text with everything invisible written as an escape (`\\x1b`): safe on any screen.
+
+    Control characters can move a terminal's cursor or set its title, direction marks can reorder
+    what is read, and lone surrogates (a file name that is not UTF-8) cannot be written at all.
+    """
+    return "".join(c if c in keep or _is_plain(c) else _escape(c) for c in text)
+
+
+def _is_plain(character: str) -> bool:
+    return unicodedata.category(character) not in _INVISIBLE or character in _JOINERS
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS = "\u200c\u200d"  # letters of some scripts and emoji are written with them
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

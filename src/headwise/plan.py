@@ -33,21 +33,22 @@ from pydantic import (
     model_validator,
 )
 
-from headwise.errors import BudgetError, PlanError
-from headwise.plan_format import (
+from headwise.errors import BudgetError, HeadwiseError, PlanError, quoted
+from headwise.records import (
     Frozen,
     encodable,
     expanded,
     first_problem,
+    parse_json,
     refuse_many,
     run_lengths,
-    without_repeats,
 )
 
 PLAN_FORMAT: Literal["headwise-plan/1"] = "headwise-plan/1"
 
 Projection = Literal["learned", "identity"]
 Bias = Literal["query", "key", "value", "output"]
+LossUnit = Literal["nats per token", "nats per image", "1 − cosine of embeddings"]
 # Far above any model, and small enough that no product of sizes leaves a float.
 MAX_SIZE = 2**31 - 1
 MAX_HEADS = 200_000  # head groups in all layers; a typing error must not fill the memory
@@ -201,12 +202,14 @@ class LayerPlan(Frozen):
 
 
 class Origin(Frozen):
-    """Where a plan came from."""
+    """Where a plan came from, and what the profile it was fitted to predicts of it."""
 
     command: Word = ""
     policy: Word = ""
     versions: tuple[tuple[Word, Word], ...] = ()
     profile_sha256: Word | None = None
+    predicted_loss: float | None = None  # rise of the mean loss; None if no profile was used
+    loss_unit: LossUnit | None = None
     notes: tuple[Word, ...] = ()
 
     @field_validator("versions", mode="before")
@@ -269,16 +272,13 @@ class Plan(Frozen):
     @classmethod
     def from_json(cls, text: str, source: str = "the plan") -> Plan:
         """The plan in the text of a plan file; `source` names it in errors."""
+        advice = "restore the file, or make the plan again"
         try:
-            data = json.loads(text, object_pairs_hook=without_repeats)
-        except (ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
-            why = f"breaks off or is wrong at line {line}" if line else f"cannot be read ({error})"
-            raise PlanError(
-                f"{source} must hold a JSON plan, but its JSON {why}; restore the file or make the "
-                "plan again."
-            ) from error
-        return cls.from_dict(data, source)
+            return cls.from_dict(parse_json(text, source, advice=advice), source)
+        except PlanError:
+            raise
+        except HeadwiseError as error:
+            raise PlanError(str(error)) from error
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "the plan") -> Plan:
@@ -286,7 +286,7 @@ class Plan(Frozen):
         if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT:
             came = data.get("format", "no format") if isinstance(data, dict) else type(data)
             raise PlanError(
-                f"{source} must be a JSON object with format {PLAN_FORMAT!r}, got {came!r}; "
+                f"{source} must be a JSON object with format {PLAN_FORMAT!r}, got {quoted(came)}; "
                 "make it with `headwise plan new` or a version of headwise that reads it."
             )
         try:
@@ -303,11 +303,11 @@ _CHILDREN: dict[str, type[Frozen]] = {
     "origin": Origin,
 }
 
-Resource = Literal["attn_params", "total_params", "kv_bytes", "flops"]
-RESOURCES: tuple[Resource, ...] = ("attn_params", "total_params", "kv_bytes", "flops")
+Resource = Literal["attn_params", "params", "kv_bytes", "flops"]
+RESOURCES: tuple[Resource, ...] = ("attn_params", "params", "kv_bytes", "flops")
 RESOURCE_NAMES: dict[Resource, str] = {
     "attn_params": "attention parameters",
-    "total_params": "total parameters",
+    "params": "total parameters",
     "kv_bytes": "key-value bytes per token",
     "flops": "FLOPs per token",
 }
@@ -317,7 +317,7 @@ class Cost(Frozen):
     """What a plan costs; `flops` are for one token that attends to `context` tokens."""
 
     attn_params: int
-    total_params: int
+    params: int
     kv_bytes: int
     flops: int
     context: int
@@ -366,7 +366,7 @@ class Budget(Frozen):
     """Upper limits on what a plan may cost; a resource left None is free."""
 
     attn_params: Limit | None = None
-    total_params: Limit | None = None
+    params: Limit | None = None
     kv_bytes: Limit | None = None
     flops: Limit | None = None
 

@@ -19,13 +19,12 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 import transformers  # noqa: F401
 
 import headwise.cli.training_view as views
 from headwise.cli import main
-from headwise.compress import run  # noqa: F401
-from headwise.report import report  # noqa: F401
+from headwise.cutting import run  # noqa: F401
+from headwise.reporting import pages  # noqa: F401
 from headwise.training.loop import Observer
 
 
@@ -53,7 +52,6 @@ def life(words, folder):
         os.chdir(folder)
         for stream, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-        torch.set_num_threads(1)
         views.training_view = view
         sys.argv = ["headwise", *words]
         main.main()
@@ -79,13 +77,21 @@ def is_finished(status, folder):
     sys.exit(f"status {status}: {said}")
 
 
+def finished_pieces(folder, progress):
+    """The files of finished pieces; none if their folder is removed while it is looked at."""
+    try:
+        return set(folder.glob(progress))
+    except FileNotFoundError:
+        return set()
+
+
 def killed_life(words, folder, progress, rng, usual):
     """One life that is to be killed: how far the work had come by then; None if it finished."""
-    before = set(folder.glob(progress))
+    before = finished_pieces(folder, progress)
     pieces = rng.randint(0, 2)
     pause = rng.uniform(0, 0.05 if pieces else 0.25) * usual
     child, status = life(words, folder), None
-    while status is None and len(set(folder.glob(progress)) - before) < pieces:
+    while status is None and len(finished_pieces(folder, progress) - before) < pieces:
         time.sleep(0.001)
         status = ended(child, os.WNOHANG)
     if status is None:
@@ -94,7 +100,7 @@ def killed_life(words, folder, progress, rng, usual):
         status = ended(child)
     if is_finished(status, folder):
         return None
-    return max((p.name for p in folder.glob(progress)), default="")
+    return max((p.name for p in finished_pieces(folder, progress)), default="")
 
 
 def chain(words, here, progress, seed, kills):

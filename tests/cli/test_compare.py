@@ -4,13 +4,14 @@ import json
 import sys
 
 import pytest
-from transformers import BertConfig, BertModel
 
+from headwise.baselines import bench
+from headwise.baselines.comparison_folder import ComparisonFolder
+from headwise.baselines.record import ComparisonCell
 from headwise.cli import main
-from headwise.compress import bench
-from headwise.compress.comparison_folder import ComparisonFolder
 from headwise.data.tokens import trained_tokenizer
 from headwise.plan import Limit
+from tests import tiny
 
 RECIPES = ["svd-llm", "clover", "magnitude", "energy", "head-pruning", "uniform", "headwise"]
 
@@ -36,7 +37,7 @@ def place(tmp_path_factory, write_llama):
 
 def words(place, out, *more, text="text.txt", model="model"):
     where = (place / model, "--text", place / text, "-o", out)
-    sizes = ("--length", "32", "--tokens", "320", "--max-tokens", "128", "--multiple-of", "2")
+    sizes = ("--length", "32", "--tokens", "320", "--verify-tokens", "128", "--multiple-of", "2")
     return [str(w) for w in ("compare", *where, *sizes, *more)]
 
 
@@ -52,7 +53,7 @@ def by_name(document):
 def finished(place):
     """One whole comparison, which the tests look at or add to."""
     out = place / "out"
-    more = ("--keep", "100%,60%,2%", "--other-text", place / "other.txt", "--recover", "256")
+    more = ("--attn-params", "100%,60%,2%", "--held-out", place / "other.txt", "--recover", "256")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["headwise", *words(place, out, *more)])
         with pytest.raises(SystemExit) as end:
@@ -63,15 +64,16 @@ def finished(place):
 
 def test_every_recipe_is_counted_and_measured_at_every_budget(finished):
     document = json.loads((finished / "compare.json").read_text())
-    assert document["format"] == "headwise-compare/1"
+    assert document["format"] == "headwise-compare/2"
     dense = 3 * (6 + 3 + 3 + 6) * 8 * 48
     assert document["attn_params"] == dense
     cells = by_name(document)
     assert set(cells) == {
         (m, b) for m in (*RECIPES, "headwise+recovery") for b in ("100%", "60%", "2%")
     }
-    for (method, _), cell in cells.items():
-        if "problem" in cell:
+    for (method, budget), cell in cells.items():
+        if cell["problem"]:
+            assert budget == "2%", cell["problem"]
             continue
         assert cell["attn_params"] <= cell["amount"]
         assert cell["share"] == cell["attn_params"] / dense
@@ -86,7 +88,7 @@ def test_every_recipe_is_counted_and_measured_at_every_budget(finished):
 def test_a_budget_out_of_reach_is_said(headwise, place, finished):
     cells = by_name(json.loads((finished / "compare.json").read_text()))
     for method in ("svd-llm", "clover", "uniform", "headwise", "headwise+recovery"):
-        assert "texts" not in cells[method, "2%"]
+        assert cells[method, "2%"]["texts"] == []
         assert cells[method, "2%"]["problem"]
     assert cells["head-pruning", "2%"]["attn_params"] == 0  # every head is gone
 
@@ -112,12 +114,14 @@ def test_the_chart_and_the_page_are_drawn_and_the_work_is_gone(finished):
 
 def test_a_finished_comparison_is_not_run_again_and_can_be_added_to(headwise, place, finished):
     before = stamps(finished)
-    other = ("--other-text", place / "other.txt")
-    again = headwise(*words(place, finished, "--keep", "60%", "--methods", "clover,energy", *other))
+    other = ("--held-out", place / "other.txt")
+    again = headwise(
+        *words(place, finished, "--attn-params", "60%", "--methods", "clover,energy", *other)
+    )
     assert again.code == 0, again.err
     assert "is finished already; nothing was run" in again.err
     assert "clover" in again.out
-    more = ("--keep", "80%", "--methods", "clover", "--json")
+    more = ("--attn-params", "80%", "--methods", "clover", "--json")
     added = headwise(*words(place, finished, *more, *other))
     assert added.code == 0, added.err
     document = json.loads(added.out)
@@ -132,26 +136,33 @@ def test_a_finished_comparison_is_not_run_again_and_can_be_added_to(headwise, pl
 def test_our_cells_of_other_rules_are_not_todays(tmp_path):
     """New defaults of the cut make our cells again; the rivals' stay."""
     folder = ComparisonFolder(tmp_path, {"fit": 3})
-    folder.put("headwise@60%", {"method": "headwise", "cut": {"fit": 2}})
-    folder.put("headwise@80%", {"method": "headwise", "cut": {"fit": 3}})
-    folder.put("clover@60%", {"method": "clover"})
+    for method, budget, cut in (
+        ("headwise", "60%", {"fit": 2}),
+        ("headwise", "80%", {"fit": 3}),
+        ("clover", "60%", None),
+    ):
+        cell = ComparisonCell(method=method, budget=budget, amount=7, cut=cut)
+        folder.put(f"{method}@{budget}", cell)
     budgets = [Limit.parse("80%"), Limit.parse("60%")]
     assert folder.missing(budgets, ["headwise"]) == [(budgets[1], "headwise")]
-    assert sorted(cell["method"] for cell in folder.cells()) == ["clover", "headwise"]
+    assert sorted(cell.method for cell in folder.cells()) == ["clover", "headwise"]
 
 
 def test_other_inputs_are_refused_without_force(headwise, place, finished):
     before = stamps(finished)
-    for more, name in (((), "measured"), (("--held", place / "other.txt"), "text")):
+    for more, name in (
+        ((), "measured"),
+        (("--split", "0", "--held-out", place / "other.txt"), "text"),
+    ):
         result = headwise(*words(place, finished, *more))
         assert result.code == 2
-        assert f"is a comparison that differs in {name}" in result.err.replace("measured, ", "")
+        assert f"holds work that differs in {name}" in result.err.replace("measured, ", "")
     assert stamps(finished) == before
 
 
 def test_a_killed_comparison_goes_on_with_the_same_cells(headwise, place, tmp_path, monkeypatch):
     """Killed in the middle of a recipe: what is finished stays, the rest comes out the same."""
-    quick = ("--keep", "70%,50%", "--methods", "svd-llm,head-pruning,uniform")
+    quick = ("--attn-params", "70%,50%", "--methods", "svd-llm,head-pruning,uniform")
     assert headwise(*words(place, tmp_path / "whole", *quick)).code == 0
 
     class KilledError(Exception):
@@ -180,9 +191,19 @@ def test_a_killed_comparison_goes_on_with_the_same_cells(headwise, place, tmp_pa
 
 
 def test_force_starts_again(headwise, place, tmp_path):
-    one = ("--keep", "70%", "--methods", "magnitude")
+    one = ("--attn-params", "70%", "--methods", "magnitude")
     assert headwise(*words(place, tmp_path / "out", *one)).code == 0
-    other = ("--keep", "60%", "--methods", "clover", "--held", place / "other.txt", "--force")
+    other = (
+        "--attn-params",
+        "60%",
+        "--methods",
+        "clover",
+        "--split",
+        "0",
+        "--held-out",
+        place / "other.txt",
+        "--force",
+    )
     assert headwise(*words(place, tmp_path / "out", *other)).code == 0
     document = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert list(by_name(document)) == [("clover", "60%")]
@@ -191,13 +212,13 @@ def test_force_starts_again(headwise, place, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--keep", "130%"), "--keep must be a share above 0% and up to 100%"),
-        (("--keep", "75%,"), "--keep must be a share above 0% and up to 100%"),
+        (("--attn-params", "130%"), "--attn-params must be a share above 0% and up to 100%"),
+        (("--attn-params", "75%,"), "--attn-params must be a share above 0% and up to 100%"),
         (("--methods", "svdllm"), "Did you mean 'svd-llm'?"),
         (("--methods", "clover", "--recover", "99"), "got --recover without it"),
         (("--methods", "headwise+recovery"), "got it without --recover"),
-        (("--multiple-of", "0"), "multiple-of and min-dim must be at least 1"),
-        (("--other-text", "nowhere.txt"), "nowhere.txt does not exist"),
+        (("--multiple-of", "0"), "--multiple-of: input should be greater than or equal to 1"),
+        (("--held-out", "nowhere.txt"), "nowhere.txt does not exist"),
         (("--length", "160"), "at most the model's context of 128"),
     ],
 )
@@ -209,7 +230,9 @@ def test_bad_input_is_one_sentence_and_code_2(headwise, place, tmp_path, more, m
 
 
 def test_the_calibration_text_is_no_measure(headwise, place, tmp_path):
-    result = headwise(*words(place, tmp_path / "out", "--held", place / "text.txt"))
+    result = headwise(
+        *words(place, tmp_path / "out", "--split", "0", "--held-out", place / "text.txt")
+    )
     assert result.code == 2
     assert "is the calibration text itself" in result.err
 
@@ -218,15 +241,12 @@ def test_foreign_files_are_kept(headwise, place, tmp_path):
     (tmp_path / "precious").touch()
     result = headwise(*words(place, tmp_path, "--force"))
     assert result.code == 2
-    assert "holds files that no comparison wrote (precious)" in result.err
+    assert "headwise did not write it (it holds precious)" in result.err
     assert (tmp_path / "precious").exists()
 
 
 def test_an_encoder_is_refused(headwise, place, tmp_path):
-    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2}
-    BertModel(BertConfig(vocab_size=307, intermediate_size=29, **sizes)).save_pretrained(
-        place / "bert"
-    )
+    tiny.stock("bert_bare", vocab_size=307).save_pretrained(place / "bert")
     trained_tokenizer([(place / "text.txt").read_text()], 307).save_pretrained(place / "bert")
     result = headwise(*words(place, tmp_path / "out", model="bert"))
     assert result.code == 2

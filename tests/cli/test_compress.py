@@ -4,16 +4,16 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from headwise.nn.checkpoint import Checkpoint
+from headwise.measure.record import read_verification
+from headwise.models.checkpoint import Checkpoint
 from headwise.plan import Plan
-from headwise.profile.format import Profile
+from headwise.profiling.format import Profile
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def words(place, out, *more):
 
 def test_one_command_cuts_and_proves(headwise, place, tmp_path):
     out = tmp_path / "small"
-    result = headwise(*words(place, out, "--keep", "75%", "--json"))
+    result = headwise(*words(place, out, "--attn-params", "75%", "--json"))
     assert result.code == 0, result.err
     document = json.loads(result.out)
     assert document["share"]["attn_params"] <= 0.75
-    proof = json.loads((out / "verify.json").read_text())
-    assert proof == document["verify"]
-    assert proof["size"]["attn_params"]["cut"] == document["cost"]["attn_params"]
-    assert proof["texts"][0]["is_calibration_text"] is False
+    found = read_verification(out)
+    assert json.loads((out / "verify.json").read_text()) == document["verify"]
+    assert found.size.attn_params.cut == document["cost"]["attn_params"]
+    assert found.texts[0].is_calibration_text is False
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model(input_ids=torch.tensor([[5, 6, 7]])).logits.shape == (1, 3, 307)
     assert json.loads((out / "headwise.json").read_text())["calibration"]["tokens"] == 640
@@ -60,7 +60,7 @@ def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     profile = tmp_path / "profile"
     quick = ("--no-verify", "--profile", profile)
-    assert headwise(*words(place, first, "--keep", "80%", *quick)).code == 0
+    assert headwise(*words(place, first, "--attn-params", "80%", *quick)).code == 0
     stamp = (profile / "profile.json").stat().st_mtime_ns
     plan = tmp_path / "plan.json"
     made = headwise(
@@ -76,14 +76,14 @@ def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
 
 def test_recovery_can_follow_the_cut(headwise, place, tmp_path):
     out = tmp_path / "out"
-    more = ("--keep", "60%", "--no-verify", "--recover", "512", "--json")
+    more = ("--attn-params", "60%", "--no-verify", "--recover", "512", "--json")
     result = headwise(*words(place, out, *more))
     assert result.code == 0, result.err
     assert json.loads(result.out)["cut"]["recovery"]["tokens"] >= 512
     one, other = (load_file(p / "model.safetensors") for p in (out, tmp_path / "out.cut"))
     assert any(not torch.equal(one[n], other[n]) for n in one)
     # Another budget must not recover the cut that is lying there.
-    again = headwise(*words(place, out, "--keep", "80%", *more[2:], "--force"))
+    again = headwise(*words(place, out, "--attn-params", "80%", *more[2:], "--force"))
     assert again.code == 0, again.err
     counts = [
         sum(t.numel() for t in load_file(p / "model.safetensors").values())
@@ -93,7 +93,7 @@ def test_recovery_can_follow_the_cut(headwise, place, tmp_path):
 
 
 def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):
-    result = headwise(*words(place, tmp_path / "out", "--keep", "30%", "--max-ratio", "0.5"))
+    result = headwise(*words(place, tmp_path / "out", "--attn-params", "30%", "--max-ratio", "0.5"))
     assert result.code == 1
     assert "Missed: --max-ratio asked for at most 0.5" in result.err
     assert (tmp_path / "out" / "config.json").exists()
@@ -102,16 +102,19 @@ def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ((), "a cut needs a budget such as --keep 75%, or a --plan, got neither"),
-        (("--keep", "75%", "--plan", "p.json"), "got both; give one of them"),
-        (("--keep", "130%"), "--keep must be a share above 0% and up to 100%"),
-        (("--keep", "1%"), "smallest allowed plan costs"),
+        ((), "a cut needs a budget such as --attn-params 75%, or a plan, got neither"),
+        (("--attn-params", "75%", "--plan", "p.json"), "got both; give one of them"),
+        (("--attn-params", "130%"), "--attn-params must be a share above 0% and up to 100%"),
+        (("--attn-params", "1%"), "smallest allowed plan costs"),
         (
-            ("--keep", "75%", "--no-verify", "--max-ratio", "1"),
+            ("--attn-params", "75%", "--no-verify", "--max-ratio", "1"),
             "--max-ratio needs the verification",
         ),
-        (("--keep", "75%", "--length", "160"), "at most the model's context of 128"),
-        (("--keep", "75%", "--granularity", "heads"), "Did you mean 'head'?"),
+        (("--attn-params", "75%", "--length", "160"), "at most the model's context of 128"),
+        (
+            ("--attn-params", "75%", "--granularity", "heads"),
+            "--granularity must be 'head', 'layer' or 'model', got 'heads'",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(headwise, place, tmp_path, more, message):
@@ -122,7 +125,7 @@ def test_bad_input_is_one_sentence_and_code_2(headwise, place, tmp_path, more, m
 
 
 def test_a_profile_of_another_text_is_refused(headwise, place, tmp_path):
-    quick = ("--keep", "80%", "--no-verify", "--profile", tmp_path / "profile")
+    quick = ("--attn-params", "80%", "--no-verify", "--profile", tmp_path / "profile")
     assert headwise(*words(place, tmp_path / "one", *quick)).code == 0
     (tmp_path / "other.txt").write_text("Another text. " * 400)
     changed = [
@@ -140,40 +143,51 @@ def test_broken_weights_are_named(headwise, place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    command = words(place, tmp_path / "out", "--keep", "75%")
+    command = words(place, tmp_path / "out", "--attn-params", "75%")
     command[1] = str(tmp_path / "model")
     result = headwise(*command)
     assert result.code == 2
+    assert f"{file} is not a whole safetensors file" in result.err
     assert "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+# Runs the command line and dies by SIGKILL as soon as the named part of the work is on disk.
+DIES = """
+import os, signal, sys
+from headwise import runs
+from headwise.cli import main
+put, dies_after = runs.Run.put, sys.argv[1]
+def put_and_die(self, name, *more):
+    put(self, name, *more)
+    if name == dies_after:
+        os.kill(os.getpid(), signal.SIGKILL)
+runs.Run.put = put_and_die
+sys.argv = ["headwise", *sys.argv[2:]]
+main.main()
+"""
 
 
 def test_killed_processes_resume_to_the_same_files(place, tmp_path):
     """Real processes: one killed while it profiles, one while it cuts, one left to finish."""
 
-    def start(out):
-        line = words(place, out, "--keep", "70%", "--no-verify", "--profile", f"{out}.prof")
-        return subprocess.Popen(
-            [sys.executable, "-m", "headwise", *line],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    def run(out, dies_after):
+        line = words(place, out, "--attn-params", "70%", "--no-verify", "--profile", f"{out}.prof")
+        command = [sys.executable, "-c", DIES, dies_after, *line]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "Error" not in done.stderr, done.stderr
+        return done.returncode
 
-    assert start(tmp_path / "whole").wait() == 0
-    kills = 0
-    for begun in ("killed.prof.partial/chunks/*.safetensors", "killed.partial/*.safetensors"):
-        process = start(tmp_path / "killed")
-        while process.poll() is None:
-            if any(tmp_path.glob(begun)):
-                process.send_signal(signal.SIGKILL)
-                kills += process.wait() == -signal.SIGKILL
-            time.sleep(0.002)
-    assert kills >= 1
-    if not (tmp_path / "killed").exists():
-        assert start(tmp_path / "killed").wait() == 0
+    assert run(tmp_path / "whole", "never") == 0
+    assert run(tmp_path / "killed", "chunk-00002") == -signal.SIGKILL
+    assert (tmp_path / "killed.prof.partial").is_dir()
+    assert run(tmp_path / "killed", "layer-00001") == -signal.SIGKILL
+    assert (tmp_path / "killed.partial").is_dir()
+    assert run(tmp_path / "killed", "never") == 0
     a, b = (Checkpoint.open(tmp_path / n) for n in ("whole", "killed"))
     assert a.names == b.names
     assert all(torch.equal(a.tensor(n), b.tensor(n)) for n in a.names)
+    assert {p.name for p in tmp_path.iterdir()} == {"whole", "whole.prof", "killed", "killed.prof"}
 
 
 def test_a_profile_of_the_whole_text_leaves_nothing_for_the_proof(headwise, place, tmp_path):
@@ -182,13 +196,15 @@ def test_a_profile_of_the_whole_text_leaves_nothing_for_the_proof(headwise, plac
     source = (str(place / "model"), "--text", str(place / "text.txt"))
     result = headwise("profile", *source, "--length", "32", "--tokens", "640", "-o", str(made))
     assert result.code == 0, result.err
-    with_it = ("--keep", "75%", "--profile", made)
+    with_it = ("--attn-params", "75%", "--profile", made)
     result = headwise(*words(place, tmp_path / "small", *with_it))
     assert result.code == 2
-    assert "so nothing of it is left for the proof; give --other-text, or --no-verify" in result.err
+    assert (
+        "so nothing of it is left for verification; give --held-out, or --no-verify" in result.err
+    )
     assert not (tmp_path / "small").exists()
     (tmp_path / "other.txt").write_text((place / "text.txt").read_text()[::-1])
-    other = ("--other-text", tmp_path / "other.txt", "--json")
+    other = ("--held-out", tmp_path / "other.txt", "--json")
     result = headwise(*words(place, tmp_path / "small", *with_it, *other))
     assert result.code == 0, result.err
     assert [t["source"] for t in json.loads(result.out)["verify"]["texts"]] == [

@@ -1,5 +1,6 @@
 """Broken input and a full disk: one sentence, exit code 2, and a good output stays as it was."""
 
+import gc
 import json
 import resource
 import shutil
@@ -26,7 +27,12 @@ def place(tmp_path_factory, write_llama):
         num_key_value_heads=3,
         max_position_embeddings=64,
     )
-    line = [sys.executable, "-m", "headwise", *words(folder, folder / "good", "--keep", "70%")]
+    line = [
+        sys.executable,
+        "-m",
+        "headwise",
+        *words(folder, folder / "good", "--attn-params", "70%"),
+    ]
     subprocess.run(line, check=True, capture_output=True)
     return folder
 
@@ -95,7 +101,9 @@ def forced(headwise, place, out, tmp_path):
 
     def run(model, **changes):
         changes.setdefault("profile", tmp_path / "profile")
-        return headwise(*words(place, out, "--keep", "60%", "--force", model=model, **changes))
+        return headwise(
+            *words(place, out, "--attn-params", "60%", "--force", model=model, **changes)
+        )
 
     return run
 
@@ -103,7 +111,7 @@ def forced(headwise, place, out, tmp_path):
 def test_a_truncated_shard(forced, broken, profile):
     shard = sorted(broken.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-100])
-    one_sentence(forced(broken), shard.name if profile.exists() else "could not be loaded")
+    one_sentence(forced(broken), shard.name)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -114,8 +122,84 @@ def test_weights_that_are_no_numbers(forced, broken, profile, name, value):
 
 
 def test_a_missing_shard(forced, broken, profile):
-    sorted(broken.glob("*.safetensors"))[1].unlink()
-    one_sentence(forced(broken))
+    shard = sorted(broken.glob("*.safetensors"))[1]
+    shard.unlink()
+    one_sentence(forced(broken), shard.name)
+
+
+def without(model, name):
+    """Take one tensor out of a sharded checkpoint, and out of its index."""
+    index = model / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    shard = model / data["weight_map"].pop(name)
+    state = load_file(shard)
+    del state[name]
+    save_file(state, shard, metadata={"format": "pt"})
+    index.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.2.mlp.down_proj.weight",
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    ],
+)
+def test_a_checkpoint_that_lacks_a_tensor(headwise, forced, broken, place, tmp_path, name):
+    without(broken, name)
+    one_sentence(forced(broken), f"lacks {name}")
+    text = ("--text", place / "text.txt")
+    for command in (
+        ("profile", broken, *text, "-o", tmp_path / "made", "--tokens", "64", "--length", "32"),
+        ("eval", broken, *text, "--tokens", "64"),
+        ("verify", place / "good", "--against", broken, *text, "--tokens", "64"),
+        ("generate", broken, "--prompt", "def"),
+    ):
+        one_sentence(headwise(*command), f"lacks {name}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nothing_is_generated_from_weights_that_are_no_numbers(headwise, broken, value):
+    name = "model.layers.1.mlp.up_proj.weight"
+    changed(broken, name, lambda tensor: tensor[3].fill_(value))
+    result = headwise("generate", broken, "--prompt", "def")
+    one_sentence(result, name, "NaN")
+    assert not result.out
+
+
+def test_a_profile_of_other_weights(forced, broken, place, tmp_path):
+    made = shutil.copytree(place / "profile", tmp_path / "profile")
+    record = json.loads((made / "profile.json").read_text())
+    (made / "profile.json").write_text(json.dumps(record | {"model": str(broken)}))
+    changed(broken, "model.layers.1.mlp.up_proj.weight", lambda tensor: tensor[3].mul_(2))
+    one_sentence(forced(broken), "made from other weights")
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_knows(headwise, forced, broken, place, tmp_path):
+    """The model's vocabulary is made smaller than its tokenizer's."""
+    index = json.loads((broken / "model.safetensors.index.json").read_text())["weight_map"]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        state = load_file(broken / index[name])
+        state[name] = state[name][:200].clone()
+        save_file(state, broken / index[name], metadata={"format": "pt"})
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+    one_sentence(forced(broken), "the tokenizer gives token", "knows only 200")
+    cut = tmp_path / "cut"
+    shutil.copytree(place / "good", cut)
+    state = load_file(cut / "model.safetensors")
+    for name in ("backbone.model.embed_tokens.weight", "backbone.lm_head.weight"):
+        state[name] = state[name][:200].clone()
+    save_file(state, cut / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((cut / "config.json").read_text())
+    config["backbone"]["vocab_size"] = 200
+    (cut / "config.json").write_text(json.dumps(config))
+    words = ("recover", cut, "--against", broken, "--text", place / "text.txt")
+    result = headwise(*words, "-o", tmp_path / "back", "--tokens", "64", "--length", "32")
+    one_sentence(result, "the tokenizer gives token", "knows only 200")
+    assert not (tmp_path / "back.partial").exists()
 
 
 def test_text_shorter_than_a_window(forced, place, tmp_path):
@@ -146,7 +230,7 @@ def test_files_that_may_not_grow(forced, place, room):
         result = forced(place / "model", profile=place / "profile")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    one_sentence(result, "could not be written", "what stood there before is untouched")
+    one_sentence(result, "could not be written", "what was there before is untouched")
 
 
 @pytest.fixture
@@ -162,6 +246,7 @@ def disk(tmp_path):
     if shutil.which("mount") is None or not mount("size=64k"):
         pytest.skip("needs to be allowed to mount a file system")
     yield folder, lambda kilobytes: mount("remount", f"size={kilobytes}k")
+    gc.collect()  # the error's traceback may hold a part that is mapped from this disk
     subprocess.run(["umount", str(folder)], check=True)
 
 
@@ -172,7 +257,7 @@ def test_a_full_disk(headwise, place, disk, at):
     assert resize(4 * size)
     out = shutil.copytree(place / "good", folder / "out")
     assert resize(size + {"layers": 60, "weights": 60 + size // 2}[at])
-    line = words(place, out, "--keep", "60%", "--force")
+    line = words(place, out, "--attn-params", "60%", "--force")
     one_sentence(headwise(*line), "No space left", "free space")
     assert contents(out) == contents(place / "good")
     left = {p.name for p in folder.iterdir()}

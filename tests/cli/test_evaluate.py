@@ -4,13 +4,13 @@ import math
 import pytest
 import torch
 import typer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from headwise.cli.evaluate import evaluate
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
 from headwise.errors import HeadwiseError
+from tests import tiny
 
 app = typer.Typer()
 app.command()(evaluate)
@@ -21,22 +21,14 @@ TEXT = "The quick brown fox jumps over the lazy dog. " * 13
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A random stock Llama whose logits are all equal, so each token costs ln V."""
-    path = tmp_path_factory.mktemp("model") / "llama"
-    tokenizer = trained_tokenizer([TEXT], 263)
-    config = LlamaConfig(
+    folder = tiny.write_llama(
+        tmp_path_factory.mktemp("evaluate"),
+        text=TEXT,
         vocab_size=269,
-        hidden_size=6,
-        intermediate_size=7,
-        num_hidden_layers=1,
-        num_attention_heads=1,
         max_position_embeddings=37,
-        tie_word_embeddings=False,
+        change=lambda llama: torch.nn.init.zeros_(llama.lm_head.weight),
     )
-    llama = LlamaForCausalLM(config)
-    torch.nn.init.zeros_(llama.lm_head.weight)
-    llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return folder / "model"
 
 
 @pytest.fixture
@@ -78,7 +70,7 @@ def test_all_tokens_of_the_text_are_scored_or_the_first_ones(model, text):
     whole = json.loads(_result(model, "--text", text, "--json", "--window", "8"))
     assert whole["tokens"] == len(ids) + 1  # and the end of text
     assert (whole["window"], whole["stride"]) == (8, 4)
-    part = json.loads(_result(model, "--text", text, "--json", "--max-tokens", "11"))
+    part = json.loads(_result(model, "--text", text, "--json", "--tokens", "11"))
     assert part["tokens"] == 11
     assert part["bytes"] == len(tokenizer.decode(ids[:11]))
 
@@ -99,9 +91,11 @@ def test_bad_input_is_one_sentence(model, text, tmp_path):
     assert "dtype must be one of" in _message(model, "--text", text, "--dtype", "fp8")
     assert "device must be" in _message(model, "--text", text, "--device", "abacus")
     (tmp_path / "empty").mkdir()
+    assert "has no config.json" in _message(tmp_path / "empty", "--text", text)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "empty" / name).write_bytes((model / name).read_bytes())
     assert "holds no tokenizer" in _message(tmp_path / "empty", "--text", text)
-    message = _message(tmp_path / "empty", "--text", text, "--tokenizer", model)
-    assert "could not be loaded as a causal language model" in message
+    assert "nll" in _result(tmp_path / "empty", "--text", text, "--tokenizer", model)
 
 
 def test_broken_weights_are_said_in_one_sentence(headwise, model, text, tmp_path):
@@ -118,4 +112,5 @@ def test_broken_weights_are_said_in_one_sentence(headwise, model, text, tmp_path
         result = headwise(*command, *(("--max-new-tokens", "3") if "--prompt" in command else ()))
         assert result.code == 2
         assert result.out == ""
-        assert "not numbers (NaN or infinite)" in result.err
+        assert "weights of model.embed_tokens.weight" in result.err
+        assert "must be finite, got NaN" in result.err

@@ -1,14 +1,12 @@
 import json
 
 import pytest
-import torch
 import typer
-from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from headwise.cli.generate import generate
-from headwise.data.tokens import trained_tokenizer
 from headwise.errors import HeadwiseError
+from tests import tiny
 
 app = typer.Typer()
 app.command()(generate)
@@ -16,21 +14,14 @@ app.command()(generate)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "llama"
-    tokenizer = trained_tokenizer(["abc abc abd"], 260)
-    config = LlamaConfig(
+    folder = tiny.write_llama(
+        tmp_path_factory.mktemp("generate"),
+        text="abc abc abd",
         vocab_size=260,
-        hidden_size=6,
-        intermediate_size=7,
-        num_hidden_layers=1,
-        num_attention_heads=1,
         max_position_embeddings=37,
-        initializer_range=0.5,
+        change=tiny.randomise,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return folder / "model"
 
 
 def _invoke(*arguments):
@@ -62,6 +53,14 @@ def test_people_get_prompt_and_continuation(model):
     result = _invoke(model, "--prompt", "abc", "--max-new-tokens", "3")
     assert result.exit_code == 0
     assert result.stdout.startswith("abc")
+
+
+def test_a_terminal_is_not_sent_escape_sequences(model):
+    result = _invoke(model, "--prompt", "a\x1b[31mb", "--max-new-tokens", "3")
+    assert result.stdout.startswith("a\\x1b[31mb")
+    assert "\x1b" not in result.stdout
+    found = _result(model, "--prompt", "a\x1b[31mb", "--max-new-tokens", "3")
+    assert found["prompt"] == "a\x1b[31mb"
 
 
 def test_what_does_not_fit_the_context_is_refused(model):

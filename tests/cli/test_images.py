@@ -11,99 +11,65 @@ from safetensors.torch import load_file
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTModel,
 )
 
 from headwise.data.images import read_images
 from headwise.data.pixels import ImageReader
-from headwise.data.tokens import trained_tokenizer
+from tests import tiny
 
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 9
-SHAPE = (3, 6, 8)
-SIZES = {
-    "hidden_size": 33,
-    "intermediate_size": 37,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "image_size": SHAPE[1:],
-    "patch_size": 2,
-}
-TOKENS = 13  # 12 patches and the class token
+TOKENS = tiny.LENGTH
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A classifier, a bare model, a text model; a folder of photos and the same as pixels."""
     folder = tmp_path_factory.mktemp("images")
-    torch.manual_seed(5)
-    models = {
-        "classes": ViTForImageClassification(ViTConfig(**SIZES, num_labels=7)),
-        "bare": ViTModel(ViTConfig(**SIZES)),
-    }
     processor = {"size": {"height": 6, "width": 8}}  # as older ones: the family says the rest
-    for name, model in models.items():
-        with torch.no_grad():
-            for p in model.parameters():
-                noise = torch.randn(p.shape)
-                p.copy_(noise * 0.25 if p.ndim > 1 else p + noise / 5)
-        model.save_pretrained(folder / name)
+    for name, family in (("classes", "vit"), ("bare", "vit_bare")):
+        tiny.stock(family).save_pretrained(folder / name)
         (folder / name / "preprocessor_config.json").write_text(json.dumps(processor))
     rng = np.random.default_rng(3)
     (folder / "photos").mkdir()
     for i in range(29):
         photo = rng.integers(0, 256, (11 + i % 3, 17, 3), dtype=np.uint8)
         Image.fromarray(photo).save(folder / "photos" / f"{i}.png")
-    reader = ImageReader(str(folder / "classes"), SHAPE)
+    reader = ImageReader(str(folder / "classes"), tiny.IMAGE)
     pixels = reader.pixels(read_images(str(folder / "photos")))
     save_file({"pixel_values": pixels}, folder / "pixels.safetensors")
-    tokenizer = trained_tokenizer([TEXT], 270)
-    config = LlamaConfig(
-        vocab_size=270,
-        hidden_size=24,
-        intermediate_size=22,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "words")
-    tokenizer.save_pretrained(folder / "words")
-    (folder / "text.txt").write_text(TEXT)
+    tiny.write_llama(folder, text=TEXT)
     return folder
 
 
 def test_a_folder_of_photos_cuts_and_proves_a_classifier(headwise, place, tmp_path):
     out = tmp_path / "small"
-    words = ("--images", place / "photos", "--keep", "75%", "--multiple-of", 2, "-o", out)
+    words = ("--images", place / "photos", "--attn-params", "75%", "--multiple-of", 2, "-o", out)
     done = headwise("compress", place / "classes", *words, "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)
     assert document["share"]["attn_params"] <= 0.75
-    proof = document["verify"]
-    assert proof == json.loads((out / "verify.json").read_text())
-    assert proof["kind"] == "image"
-    (found,) = proof["texts"]
+    verified = document["verify"]
+    assert verified == json.loads((out / "verify.json").read_text())
+    assert verified["kind"] == "image"
+    (found,) = verified["texts"]
     assert found["images"] == 3  # a tenth of 29
     assert found["is_calibration_text"] is False
     assert 0 < found["least_cosine"] <= found["cosine"] < 1 - 1e-6
     assert found["top_agreement"] in {0, 1 / 3, 2 / 3, 1}
     assert found["kl"] > 0
-    assert set(proof["size"]) == {"attn_params", "total_params"}
-    for size in proof["size"].values():
+    assert verified["size"].pop("kv_bytes") is None
+    for size in verified["size"].values():
         assert size["cut"] == size["cut_plan"]
         assert size["dense"] == size["dense_plan"]
-    assert proof["speed"]["prompt"] == TOKENS
-    assert "decode" not in proof["speed"]
-    assert proof["warnings"] == []
+    assert verified["speed"]["prompt"] == TOKENS
+    assert verified["speed"]["decode"] is None
+    assert verified["warnings"] == []
     calibration = document["cut"]["calibration"]
     assert (calibration["images"], calibration["tokens"]) == (26, 26 * TOKENS)
     model = AutoModelForImageClassification.from_pretrained(out)
-    assert model(pixel_values=torch.zeros(2, *SHAPE)).logits.shape == (2, 7)
+    assert model(pixel_values=torch.zeros(2, *tiny.IMAGE)).logits.shape == (2, 7)
     processor = AutoImageProcessor.from_pretrained(out, backend="pil")
-    assert (processor.size.height, processor.size.width) == SHAPE[1:]
+    assert (processor.size.height, processor.size.width) == tiny.IMAGE[1:]
     card = (out / "README.md").read_text()
     for words in (
         "pipeline_tag: image-classification",
@@ -146,7 +112,17 @@ def test_pixels_are_the_photos_prepared(headwise, place, tmp_path):
 
 def test_pixels_cut_a_bare_model_and_verify_asks_for_targets(headwise, place, tmp_path):
     out, pixels = tmp_path / "small", place / "pixels.safetensors"
-    words = ("--images", pixels, "--keep", "70%", "--multiple-of", 2, "-o", out, "--no-verify")
+    words = (
+        "--images",
+        pixels,
+        "--attn-params",
+        "70%",
+        "--multiple-of",
+        2,
+        "-o",
+        out,
+        "--no-verify",
+    )
     done = headwise("compress", place / "bare", *words)
     assert done.code == 0, done.err
     assert "pipeline_tag: image-feature-extraction" in (out / "README.md").read_text()
@@ -156,13 +132,13 @@ def test_pixels_cut_a_bare_model_and_verify_asks_for_targets(headwise, place, tm
     assert "Missed: --min-cosine asked for at least" in found.err
     (text,) = json.loads(found.out)["texts"]
     assert text["images"] == 29
-    assert "top_agreement" not in text
-    few = headwise(*check, "--max-tokens", 5 * TOKENS + 1, "--json")
+    assert text["top_agreement"] is None
+    few = headwise(*check, "--tokens", 5 * TOKENS + 1, "--json")
     assert json.loads(few.out)["texts"][0]["images"] == 5
     refused = headwise(*check, "--max-ratio", "2")
     assert refused.code == 2
     assert "--max-ratio is not a target for image models" in refused.err
-    against = ("--against", place / "words", "--images", pixels)
+    against = ("--against", place / "model", "--images", pixels)
     other = headwise("verify", out, *against)
     assert "an image model and a causal model cannot be compared" in other.err
 
@@ -173,23 +149,41 @@ def test_pixels_cut_a_bare_model_and_verify_asks_for_targets(headwise, place, tm
         (("profile", "bare"), "--text or, if it reads images, on --images, got neither"),
         (("profile", "bare", "--text", "text.txt", "--images", "photos"), "got both"),
         (("profile", "bare", "--text", "text.txt"), "reads images, but"),
-        (("profile", "words", "--images", "photos"), "reads text, but"),
+        (("profile", "model", "--images", "photos"), "reads text, but"),
         (("profile", "bare", "--images", "photos", "--length", 7), "an image is 13 tokens"),
         (("profile", "bare", "--images", "photos", "--tokens", 12), "tokens for at least one"),
-        (("profile", "bare", "--images", "photos", "--tokenizer", "words"), "need no tokenizer"),
+        (("profile", "bare", "--images", "photos", "--tokenizer", "model"), "need no tokenizer"),
         (("profile", "bare", "--images", "none"), "it does not exist"),
-        (("compress", "bare", "--keep", "75%"), "got neither"),
+        (("compress", "bare", "--attn-params", "75%"), "got neither"),
         (
-            ("compress", "bare", "--keep", "75%", "--images", "photos", "--recover", 9),
+            ("compress", "bare", "--attn-params", "75%", "--images", "photos", "--recover", 9),
             "--recover is for models of text",
         ),
         (
-            ("compress", "bare", "--keep", "75%", "--images", "photos", "--max-ratio", "1.1"),
+            (
+                "compress",
+                "bare",
+                "--attn-params",
+                "75%",
+                "--images",
+                "photos",
+                "--max-ratio",
+                "1.1",
+            ),
             "--max-ratio is for models of text",
         ),
         (
-            ("compress", "bare", "--keep", "75%", "--images", "photos", "--other-text", "text.txt"),
-            "--other-text is for models of text",
+            (
+                "compress",
+                "bare",
+                "--attn-params",
+                "75%",
+                "--images",
+                "photos",
+                "--held-out",
+                "text.txt",
+            ),
+            "--held-out is for models of text",
         ),
     ],
 )

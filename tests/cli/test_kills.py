@@ -4,12 +4,13 @@ Real processes and SIGKILL; the moments come from a stated seed (`killed_chain.p
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 CHAIN = Path(__file__).with_name("killed_chain.py")
 KILLS, SEED = 20, 4
@@ -47,7 +48,6 @@ def killed_and_whole(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         assert done.returncode == 0, done.stderr
         story = json.loads(done.stdout)
@@ -83,7 +83,7 @@ def assert_same(tmp_path):
 def test_profile(killed_and_whole, place, tmp_path):
     text = ("--text", place / "text.txt", "--device", "cpu", *CALIBRATION, "--chunk", "1")
     killed_and_whole(
-        ("profile", place / "model", *text, "-o", "out"), "out.partial/chunks/*.safetensors"
+        ("profile", place / "model", *text, "-o", "out"), "out.partial/parts/*.safetensors"
     )
     assert_same(tmp_path)
 
@@ -92,14 +92,22 @@ def test_profile(killed_and_whole, place, tmp_path):
 def cut(place):
     """The command that cuts, with its profile made."""
     words = ("compress", place / "model", "--text", place / "text.txt", *CALIBRATION)
-    more = ("--keep", "60%", "--multiple-of", "2", "--no-verify", "--profile", place / "profile")
+    more = (
+        "--attn-params",
+        "60%",
+        "--multiple-of",
+        "2",
+        "--no-verify",
+        "--profile",
+        place / "profile",
+    )
     line = [sys.executable, "-m", "headwise", *map(str, (*words, *more, "-o", place / "cut"))]
     subprocess.run(line, check=True, capture_output=True)
     return (*words, *more, "-o", "out")
 
 
 def test_compress(killed_and_whole, cut, tmp_path):
-    killed_and_whole(cut, "out.partial/layer-*.safetensors")
+    killed_and_whole(cut, "out.partial/parts/layer-*.safetensors")
     assert_same(tmp_path)
 
 

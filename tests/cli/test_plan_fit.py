@@ -5,67 +5,21 @@ import math
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from headwise.artifacts import sha256
-from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
+from headwise.plan import Plan
 from headwise.planning.cost import cost
-from headwise.profile.format import RECORD, TENSORS, ProfileRecord
+from headwise.profiling.format import RECORD
+from tests.tiny_profile import write_profile
 
 LAYERS, GROUPS, QK, VO = 5, 2, 32, 32
 
 
 @pytest.fixture
 def profile(tmp_path):
-    """A profile folder with random sensitivities, earlier layers ten times more sensitive."""
-    shape = ModelShape(
-        n_layers=LAYERS,
-        d_model=64,
-        context=99,
-        n_heads=6,
-        n_kv_heads=GROUPS,
-        qk_dim=QK,
-        vo_dim=VO,
-        vocab_size=11,
-        ffn_dim=13,
-    )
-    planes = tuple(range(QK // 2))
-    head = HeadSpec(qk_dim=QK, vo_dim=VO, queries=3, score_scale=0.25, rotary_planes=planes)
-    plan = Plan(shape=shape, layers=(LayerPlan(heads=(head,) * GROUPS),) * LAYERS)
-    rng = np.random.default_rng(0)
-    tensors = {}
-    for i in range(LAYERS):
-        for part, n in (("vo", VO), ("plane", QK // 2)):
-            for measure in ("sensitivity", "energy"):
-                values = rng.exponential(size=(GROUPS, n)) * 0.01 * 10 ** (-i / 4)
-                tensors[f"layers.{i}.{part}_{measure}"] = values.astype(np.float32)
-        tensors[f"layers.{i}.jacobian_norm"] = np.full((2, 6), 0.1 / (1 + i), np.float32)
     folder = tmp_path / "profile"
-    folder.mkdir()
-    save_file(tensors, folder / TENSORS)
-    record = ProfileRecord(
-        model="tiny",
-        weights_sha256="0" * 64,
-        dtype="float32",
-        device="cpu",
-        objective="next-token",
-        text={"source": "made up", "sha256": "0" * 64},
-        settings={"length": 8, "tokens": 64, "chunk": 4, "seed": 0},
-        sequences=8,
-        tokens=64,
-        loss=2.5,
-        lengths=(4, 8),
-        qk_whole=False,
-        centred=False,
-        versions={},
-        plan={"format": plan.format, **plan.to_dict()},
-        tensors={name: x.shape for name, x in tensors.items()},
-        tensors_sha256=sha256(folder / TENSORS),
-    )
-    (folder / RECORD).write_text(json.dumps(record.model_dump(mode="json")))
-    return folder
+    return write_profile(folder, layers=LAYERS, groups=GROUPS, queries=3, qk=QK, vo=VO)
 
 
 def test_a_plan_is_fitted_and_written(headwise, profile, tmp_path):
@@ -77,7 +31,12 @@ def test_a_plan_is_fitted_and_written(headwise, profile, tmp_path):
     assert plan.origin.profile_sha256 == sha256(profile / RECORD)
     assert plan.origin.policy == "sensitivity"
     assert "plan fit" in plan.origin.command
-    assert plan.layers[0].heads[0].score_scale == 0.25
+    assert plan.origin.predicted_loss > 0
+    assert plan.origin.loss_unit == "nats per token"
+    line = f"Predicted: loss +{plan.origin.predicted_loss:.4g} nats per token, perplexity ×"
+    assert line in done.out
+    assert line in headwise("plan", "show", out).out
+    assert plan.layers[0].heads[0].score_scale == 0.3
     dense = cost(Plan.uniform(plan.shape))
     assert cost(plan).attn_params <= 0.75 * dense.attn_params
     assert cost(plan).kv_bytes <= 0.8 * dense.kv_bytes
@@ -120,7 +79,7 @@ def test_pareto(headwise, profile):
     assert losses[0] > 0
 
 
-@pytest.mark.parametrize("policy", ["uniform", "linear", "saturation", "energy"])
+@pytest.mark.parametrize("policy", ["uniform", "narrower-late", "saturation", "energy"])
 def test_no_policy_predicts_less_than_the_sensitivities(headwise, profile, policy):
     options = ("plan", "fit", profile, "--attn-params", "70%", "--json")
     ours = json.loads(headwise(*options).out)["predicted"]["loss_increase"]
@@ -140,7 +99,7 @@ def test_no_policy_predicts_less_than_the_sensitivities(headwise, profile, polic
         (("--least", "kv", "--max-loss", "1"), "--least must be a resource, got 'kv'"),
         (("--pareto", "90%", "--max-loss", "1"), "--pareto prints a table"),
         (("--pareto", "90%,many"), "got 'many'"),
-        (("--attn-params", "75%", "--policy", "theory"), "policy must be one that is known"),
+        (("--attn-params", "75%", "--policy", "theory"), "unknown policy 'theory'"),
         (("--attn-params", "75%", "--granularity", "heads"), "Did you mean 'head'?"),
         (("--attn-params", "75%", "--multiple-of", "0"), "must be at least 1"),
     ],
@@ -155,19 +114,19 @@ def test_wrong_input_is_one_sentence(headwise, profile, options, message):
 def test_a_folder_that_is_no_profile(headwise, tmp_path):
     done = headwise("plan", "fit", tmp_path, "--attn-params", "75%")
     assert done.code == 2
-    assert "is no profile (it has no profile.json)" in done.err
+    assert "is not a profile (it has no profile.json)" in done.err
 
 
 def test_a_fit_needs_no_torch(profile):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from headwise.profile.format import Profile\n"
-        "from headwise.profile.worth import fit_task\n"
+        "from headwise.profiling.format import Profile\n"
+        "from headwise.profiling.worth import fit_problem\n"
         "from headwise.planning.fit import fit\n"
-        "from headwise.planning.worth_curves import FitRules\n"
+        "from headwise.planning.fit import WidthRules\n"
         "from headwise.plan import Budget, Limit\n"
-        f"task = fit_task(Profile.read(Path({str(profile)!r})), 'sensitivity', FitRules())\n"
+        f"task = fit_problem(Profile.read(Path({str(profile)!r})), 'sensitivity', WidthRules())\n"
         "fit(task, Budget(attn_params=Limit(share=0.75)))\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-import torch
-from transformers import BertConfig, BertModel, BertTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import BertTokenizer
 
-from headwise.data.tokens import trained_tokenizer
+from tests import tiny
 
 TEXT = "the quick brown fox jumps over the lazy dog and seven small wolves run away. " * 12
 OPTIONS = ("--length", 16, "--tokens", 160, "--chunk", 4, "--device", "cpu")
@@ -15,18 +14,10 @@ OPTIONS = ("--length", 16, "--tokens", 160, "--chunk", 4, "--device", "cpu")
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
-    (folder / "text.txt").write_text(TEXT)
-    tokenizer = trained_tokenizer([TEXT], 270)
-    torch.manual_seed(5)
-    sizes = {"hidden_size": 24, "intermediate_size": 22, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    config = LlamaConfig(**sizes, **heads, vocab_size=270, bos_token_id=0, eos_token_id=0)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    tiny.write_llama(folder, text=TEXT)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *sorted(set(TEXT[:-2].split()))]
     (folder / "vocab.txt").write_text("\n".join(words))
-    encoder = BertConfig(**sizes, vocab_size=len(words), num_attention_heads=3)
-    BertModel(encoder).save_pretrained(folder / "encoder")
+    tiny.stock("bert_bare", vocab_size=len(words)).save_pretrained(folder / "encoder")
     vocabulary = {word: i for i, word in enumerate(words)}
     BertTokenizer(vocab=vocabulary).save_pretrained(folder / "encoder")
     return folder
@@ -42,6 +33,7 @@ def test_profile_prints_and_writes(headwise, checkpoint, tmp_path):
         "p",
         "profile.json",
         "profile.safetensors",
+        "recipe.yaml",
         "report.html",
     ]
     again = headwise("profile", *where, "-o", tmp_path / "p", *OPTIONS)
@@ -72,7 +64,7 @@ def test_an_encoder_without_a_head_is_profiled_by_its_embedding(headwise, checkp
     [
         (("--length", 65), "at most the model's context of 64 tokens, got 65"),
         (("--length", 60, "--tokens", 20), "tokens for at least one length"),
-        (("--dtype", "fp8"), "dtype must be one of auto, fp32, bf16, got 'fp8'"),
+        (("--dtype", "fp8"), "--dtype must be 'auto', 'fp32' or 'bf16', got 'fp8'"),
         (("--text", "nothing.txt"), "nothing.txt does not exist"),
         (("--tokenizer", "./no/such"), "does not exist"),
     ],
@@ -101,5 +93,5 @@ def test_short_text_and_a_broken_checkpoint(headwise, checkpoint, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-9])
     done = headwise("profile", broken, "--text", checkpoint / "text.txt", "-o", tmp_path / "p")
     assert done.code == 2
-    assert "could not be loaded as a model" in done.err
+    assert "model.safetensors is not a whole safetensors file" in done.err
     assert not (tmp_path / "p").exists()

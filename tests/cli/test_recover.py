@@ -4,34 +4,27 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
-from headwise.data.text import read_source
-from headwise.data.tokens import token_stream, trained_tokenizer
+from headwise.data.tokens import token_stream
+from tests import tiny
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A tiny model that has learned something, its text, and a cut of it."""
     folder = tmp_path_factory.mktemp("recover")
-    words = "\n\n".join(read_source("builtin:python", max_chars=40_000).documents)
-    (folder / "text.txt").write_text(words)
-    tokenizer = trained_tokenizer([words], 307)
-    config = LlamaConfig(
-        vocab_size=307,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    sizes = {"hidden_size": 48, "intermediate_size": 96}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    tiny.write_llama(folder, characters=40_000, vocab_size=307, **sizes, **heads)
+    model = LlamaForCausalLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    words = (folder / "text.txt").read_text()
     stream = torch.from_numpy(token_stream(tokenizer, [words]).astype("int64"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(120):
@@ -43,10 +36,9 @@ def place(tmp_path_factory):
         loss.backward()
         optimizer.step()
     model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
     command = ("compress", folder / "model", "--text", folder / "text.txt", "-o", folder / "cut")
     more = (
-        "--keep",
+        "--attn-params",
         "50%",
         "--length",
         "32",
@@ -75,7 +67,7 @@ def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place
     for name in before:
         attention = any(f".{p}_proj." in name for p in "qkvo")
         assert torch.equal(before[name], after[name]) is not attention, name
-    text = ("--text", place / "text.txt", "--max-tokens", "2000", "--window", "32", "--json")
+    text = ("--text", place / "text.txt", "--tokens", "2000", "--window", "32", "--json")
     cut, back = (
         json.loads(headwise("eval", folder, *text).out)["nll"]
         for folder in (place / "cut", tmp_path / "out")
@@ -100,10 +92,32 @@ def test_a_killed_recovery_ends_in_the_same_weights(headwise, place, tmp_path):
     assert not (tmp_path / "killed").exists()
     changed = headwise(*words(place, tmp_path / "killed", "--seed", "5"))
     assert changed.code == 2
-    assert "is a recovery of another model, text or settings" in changed.err
+    assert "differs in settings.seed (0 → 5);" in changed.err
     assert headwise(*words(place, tmp_path / "killed")).code == 0
     one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
     assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_second_recovery_into_the_same_folder_is_refused(headwise, place, tmp_path):
+    line = words(place, tmp_path / "out", "--tokens", "640000", "--save-every", "1")
+    first = subprocess.Popen(
+        [sys.executable, "-m", "headwise", *line],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    metrics = tmp_path / "out.partial" / "metrics.jsonl"
+    try:
+        while first.poll() is None and not (metrics.exists() and metrics.read_text()):
+            time.sleep(0.01)
+        second = headwise(*line)
+        assert first.poll() is None, "the first run ended too early to prove anything"
+    finally:
+        first.kill()
+        first.wait()
+    assert second.code == 2
+    assert "another run is at work" in second.err
+    steps = [json.loads(row)["step"] for row in metrics.read_text().splitlines()[:-1]]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_model_that_was_not_cut_is_refused(headwise, place, tmp_path):

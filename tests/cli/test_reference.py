@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from headwise.cli.main import app
-from headwise.cli.reference import commands, page, paragraphs
+from headwise.cli.reference import api_page, commands, page, paragraphs
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = commands(app)
@@ -32,6 +32,10 @@ def check(line: str) -> None:
 
 def test_the_committed_page_is_current():
     assert (ROOT / "docs" / "commands.md").read_text() == page(app), "run `make docs`"
+
+
+def test_the_committed_api_page_is_current():
+    assert (ROOT / "docs" / "api.md").read_text() == api_page(), "run `make docs`"
 
 
 def test_the_page_follows_the_code():

@@ -22,7 +22,7 @@ def test_two_claims_are_run_judged_and_drawn_again(headwise, tmp_path):
     document = json.loads(result.out)
     assert [c["verdict"] for c in document["claims"]] == ["holds", "holds"]
     assert "index.html" in result.err
-    trial = next((folder / "trials" / "bound-curve").glob("*.json"))
+    trial = folder / "trials" / "bound-curve.jsonl"
     before = trial.stat().st_mtime_ns
     assert headwise(*EXACT, "-o", folder).code == 0
     assert trial.stat().st_mtime_ns == before
@@ -64,25 +64,23 @@ def test_a_folder_of_another_size_is_refused(headwise, tmp_path):
 
 
 def test_failed_trials_are_told_and_the_exit_code_says_so(headwise, tmp_path, monkeypatch):
-    from headwise.reproduce import bound_curve, runner
+    from headwise.papers.harness.workers import run_trial
 
     def fails(trial):
         raise ValueError("no such luck")
 
     def outcomes(pool, jobs):
-        from headwise.reproduce.worker import outcome
+        return ((trial, run_trial((fails, trial))) for _, trial in jobs)
 
-        return ((trial, outcome((fails, trial))) for _, trial in jobs)
-
-    assert runner.claims()["bound-curve"] is bound_curve.CLAIM
-    monkeypatch.setattr("headwise.reproduce.local_pool.LocalPool.outcomes", outcomes)
+    monkeypatch.setattr("headwise.papers.harness.workers.LocalPool.outcomes", outcomes)
     result = headwise("reproduce", "bound-curve", "--quick", "-o", tmp_path / "run")
     assert result.code == 1
-    assert "1 trials failed (see table.md); the same command tries them again" in result.err
+    assert "1 trials failed (see table.md). Run the same command again to retry them." in result.err
     assert "no such luck" in (tmp_path / "run" / "table.md").read_text()
     assert headwise("reproduce", "--draw", "-o", tmp_path / "run").code == 0
 
 
+@pytest.mark.slow
 def test_a_ray_on_this_machine(headwise, tmp_path):
     pytest.importorskip("ray")
     result = headwise(*EXACT, "--ray", "local", "-o", tmp_path / "run", "--json")

@@ -50,7 +50,7 @@ def test_plots(headwise, tmp_path, ending):
     assert result.code == 0
     json.loads(result.out)  # messages do not mix into the document
     assert "Wrote" in result.err
-    start = {".png": b"\x89PNG", ".svg": b"<svg", ".html": b"<!DOCTYPE html>"}[ending]
+    start = {".png": b"\x89PNG", ".svg": b"<svg", ".html": b"<!doctype html>"}[ending]
     assert path.read_bytes().lstrip().startswith(start)
     if ending == ".html":
         assert 'src="http' not in path.read_text()

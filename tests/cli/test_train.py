@@ -1,7 +1,6 @@
 """`headwise train` as people run it: real processes, killed and resumed, and under torchrun."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -19,30 +18,17 @@ from typer.testing import CliRunner
 from headwise.cli.train import train
 from headwise.errors import HeadwiseError
 from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
-from headwise.training.metrics import TIME_FIELDS
+from headwise.training.checkpoint import TIME_FIELDS
 from headwise.training.settings import TrainSettings
 
-# One thread: sums split over threads may differ between a busy and an idle machine.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 OPTIONS = (
     *("--text", "builtin:python", "--max-chars", "40000", "--context", "16", "--batch-size", "4"),
     *("--steps", "40", "--eval-every", "15", "--save-every", "7", "--lr", "0.003", "--seed", "5"),
     *("--device", "cpu"),
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 app = typer.Typer()
 app.command()(train)
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """For what runs in this process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +60,7 @@ def _run(*arguments, launcher=()):
     command = _command(*arguments)
     if launcher:
         command = [sys.executable, "-m", "torch.distributed.run", *launcher, *command[1:]]
-    return subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def _timeless(run):
@@ -99,9 +83,9 @@ def whole(plan_file, tmp_path_factory):
 def test_the_run_folder_tells_everything(whole, plan_file):
     record = json.loads((whole / "run.json").read_text())
     assert record["status"] == "finished"
-    assert record["settings"]["seed"] == 5
-    assert record["text"]["source"] == "builtin:python"
-    assert len(record["text"]["sha256"]) == 64
+    assert record["inputs"]["settings"]["seed"] == 5
+    assert record["inputs"]["text"]["source"] == "builtin:python"
+    assert len(record["inputs"]["text"]["sha256"]) == 64
     assert record["versions"]["torch"] == torch.__version__
     assert "--max-chars 40000" in record["command"]
     assert Plan.from_json((whole / "plan.json").read_text()) == Plan.from_json(
@@ -146,7 +130,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(whole, plan_file, t
     for number, low, high in ((signal.SIGKILL, 1, 20), (signal.SIGTERM, 21, 30)):
         moments.append(rng.randint(low, high))
         process = subprocess.Popen(
-            _command(*arguments, "--resume"), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+            _command(*arguments, "--resume"), stderr=subprocess.PIPE, text=True
         )
         _wait_for_row(run, moments[-1], process)
         process.send_signal(number)
@@ -158,7 +142,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(whole, plan_file, t
             assert process.returncode == -signal.SIGKILL, (moments, messages)
     done = _run("-o", run, "--resume", "--save-every", "9")
     assert done.returncode == 0, done.stderr
-    assert "Going on after step" in done.stderr
+    assert "Resuming after step" in done.stderr
     weights = "model/model.safetensors"
     assert (run / weights).read_bytes() == (whole / weights).read_bytes(), moments
     assert _timeless(run) == _timeless(whole), moments
@@ -178,13 +162,38 @@ def test_killed_after_its_last_step_it_still_ends(whole, tmp_path):
     shutil.copytree(whole, run)
     shutil.rmtree(run / "model")
     record = json.loads((run / "run.json").read_text())
-    del record["last"]
+    del record["details"]["last"]
     (run / "run.json").write_text(json.dumps({**record, "status": "running"}))
     result = _invoke("-o", run, "--resume", "--json")
     assert result.exit_code == 0, result.exception
     assert json.loads(result.stdout)["step"] == 40
     weights = "model/model.safetensors"
     assert (run / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_a_second_run_in_the_same_folder_is_refused(whole, plan_file, tmp_path):
+    """Two real processes, started again and again while the first one trains."""
+    run = tmp_path / "run"
+    arguments = (plan_file, *OPTIONS, "-o", run)
+    slowly = ("--eval-every", "1", "--save-every", "1", "--steps", "400")
+    command = _command(*arguments, *slowly)
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        _wait_for_row(run, 1, first)
+        for other in (("-o", run, "--resume"), arguments, (*arguments, "--force")):
+            done = _run(*other)
+            assert first.poll() is None, "the first run ended too early to prove anything"
+            assert done.returncode == 2, done.stderr
+            assert done.stderr.count("\n") == 1, done.stderr
+            assert f"another run is at work in {run}" in done.stderr
+    finally:
+        first.send_signal(signal.SIGTERM)
+        _, messages = first.communicate(timeout=120)
+    assert first.returncode == 143, messages
+    steps = [row["step"] for row in _timeless(run)]
+    assert steps == list(range(1, len(steps) + 1))
+    # The control: with nobody at work the folder is free again.
+    assert "settings.lr (0.003 → 0.1)" in _message(*arguments, "--resume", "--lr", "0.1")
 
 
 def test_two_processes_reach_the_losses_of_one(whole, plan_file, tmp_path):
@@ -223,23 +232,29 @@ def test_a_finished_run_says_so(whole):
 
 def test_resuming_with_other_settings_lists_them(whole, plan_file, tmp_path):
     message = _message("-o", whole, "--resume", "--lr", "0.1", "--seed", "6", "--keep", "9")
-    assert "lr 0.003 → 0.1; seed 5 → 6)" in message
+    assert "differs in settings.lr (0.003 → 0.1), settings.seed (5 → 6);" in message
     assert "keep" not in message
     message = _message("-o", whole, "--resume", "--text", "other.txt", "--tokens", "640")
-    assert "steps 40 → 10" in message
-    assert "text builtin:python → other.txt" in message
+    assert "settings.steps (40 → 10)" in message
+    assert "text.source (builtin:python → other.txt)" in message
     other = tmp_path / "other.json"
     plan = Plan.from_json(plan_file.read_text())
     other.write_text(Plan.uniform(plan.shape).to_json())
-    assert "another plan" in _message(other, "-o", whole, "--resume")
+    assert "differs in plan_sha256;" in _message(other, "-o", whole, "--resume")
 
 
 def test_an_existing_run_is_not_overwritten(whole, plan_file, tmp_path):
-    assert "go on with --resume" in _message(plan_file, *OPTIONS, "-o", whole)
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
+    same = _invoke(plan_file, *OPTIONS, "-o", whole)
+    assert (same.exit_code, "is finished" in same.stderr) == (0, True)
+    message = _message(plan_file, *OPTIONS, "--lr", "0.1", "-o", whole)
+    assert "settings.lr (0.003 → 0.1)" in message
+    assert "give --force to start again" in message
+    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*")} == before
     assert "give only one" in _message("-o", whole, "--resume", "--force")
     (tmp_path / "mine.txt").write_text("mine")
     message = _message(plan_file, *OPTIONS, "-o", tmp_path, "--force")
-    assert "no run wrote (mine.txt)" in message
+    assert "headwise did not write it (it holds mine.txt)" in message
     assert "holds no run to resume" in _message("-o", tmp_path / "none", "--resume")
 
 

@@ -5,73 +5,27 @@ import math
 import numpy as np
 import pytest
 import torch
-import transformers
-from transformers import AutoModel, AutoModelForCausalLM
 
+from headwise.data.tokens import trained_tokenizer
 from headwise.errors import HeadwiseError
-from headwise.measure.comparison import comparison, embedding_cosines
+from headwise.measure.comparison import embedding_cosines, text_comparison
 from headwise.measure.likelihood import likelihood
-from headwise.measure.size import cache_bytes, counted, plan_in
+from headwise.measure.size import cache_bytes, counted
 from headwise.measure.speed import speeds
-from headwise.nn import registration
-from headwise.nn.build import convert, plan_of
-from headwise.nn.checkpoint import Checkpoint
-from headwise.nn.slicing import Kept, sliced
+from headwise.models.build import convert
 from headwise.planning.cost import cost
+from headwise.source import open_source
+from tests import tiny
 
-registration.install()
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-
-VOCAB = 101
-COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": 42,
-    "intermediate_size": 37,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "max_position_embeddings": 67,
-}
-GROUPED = {**COMMON, "num_key_value_heads": 2, "head_dim": 10}
-CONFIGS = {
-    "llama": transformers.LlamaConfig(**GROUPED),
-    "tied": transformers.LlamaConfig(**GROUPED, tie_word_embeddings=True, attention_bias=True),
-    "qwen3": transformers.Qwen3Config(**GROUPED),
-    "gemma3": transformers.Gemma3TextConfig(
-        **GROUPED,
-        sliding_window=3,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    ),
-    "gpt2": transformers.GPT2Config(
-        vocab_size=VOCAB, n_embd=42, n_layer=3, n_head=6, n_positions=67
-    ),
-    "neox": transformers.GPTNeoXConfig(**COMMON),
-    "bert": transformers.BertConfig(**COMMON),
-}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def _stock(name="llama", seed=7):
-    config = type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict())
-    auto = AutoModel if name == "bert" else AutoModelForCausalLM
-    model = auto.from_config(config).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) * (0.25 if p.ndim > 1 else 0.5))
-    return model
+FAMILIES = (
+    *("llama", "llama_tied", "llama_biased", "qwen3", "gemma3_text", "gpt2", "gpt_neox"),
+    "bert_bare",
+)
 
 
 @pytest.fixture
 def stream():
-    return np.random.default_rng(3).integers(0, VOCAB, 60).astype(np.uint32)
+    return np.random.default_rng(3).integers(0, tiny.VOCAB, 60).astype(np.uint32)
 
 
 def _by_hand(model, reference, stream, window, stride):
@@ -97,8 +51,8 @@ def _by_hand(model, reference, stream, window, stride):
 
 @pytest.mark.parametrize(("window", "stride"), [(16, None), (13, 5), (59, None), (200, None)])
 def test_every_figure_is_the_one_written_out(window, stride, stream):
-    model, reference = _stock(seed=7), _stock(seed=8)
-    found = comparison(model, reference, stream, window=window, stride=stride)
+    model, reference = tiny.stock("llama", seed=7), tiny.stock("llama", seed=8)
+    found = text_comparison(model, reference, stream, window=window, stride=stride)
     means, buckets, windows = _by_hand(model, reference, stream, window, stride or window)
     got = (found.nll, found.reference_nll, found.top_agreement, found.kl)
     np.testing.assert_allclose(got, means, rtol=1e-4)
@@ -113,79 +67,64 @@ def test_every_figure_is_the_one_written_out(window, stride, stream):
 
 
 def test_the_likelihoods_are_those_of_eval(stream):
-    model, reference = _stock(seed=7), _stock(seed=8)
-    found = comparison(model, reference, stream, window=16, stride=8)
+    model, reference = tiny.stock("llama", seed=7), tiny.stock("llama", seed=8)
+    found = text_comparison(model, reference, stream, window=16, stride=8)
     assert found.nll == pytest.approx(likelihood(model, stream, window=16).nll, rel=1e-6)
     whole = likelihood(reference, stream, window=16)
     assert found.reference_nll == pytest.approx(whole.nll, rel=1e-6)
 
 
 def test_a_model_against_itself_has_lost_nothing(stream):
-    model = _stock()
-    ticks = []
-    found = comparison(model, model, stream, window=16, tick=lambda *t: ticks.append(t))
+    model = tiny.stock("llama")
+    seen = []
+    found = text_comparison(model, model, stream, window=16, progress=lambda *t: seen.append(t))
     assert (found.ratio, found.top_agreement, found.kl) == (1.0, 1.0, 0.0)
-    assert ticks[-1] == (59, 59)
+    assert seen[-1] == ("scoring", 59, 59)
 
 
 def test_bad_input_is_one_sentence(stream):
-    model, other = _stock(), _stock("gpt2")
+    model, other = tiny.stock("llama"), tiny.stock("gpt2")
     with pytest.raises(HeadwiseError, match="stride from 1 to window"):
-        comparison(model, model, stream, window=4, stride=5)
+        text_comparison(model, model, stream, window=4, stride=5)
     with pytest.raises(HeadwiseError, match="no token to score"):
-        comparison(model, model, stream[:1])
-    other.resize_token_embeddings(VOCAB + 2)
+        text_comparison(model, model, stream[:1])
+    other.resize_token_embeddings(tiny.VOCAB + 2)
     with pytest.raises(HeadwiseError, match="one vocabulary, got 101 and 103"):
-        comparison(model, other, stream, window=16)
+        text_comparison(model, other, stream, window=16)
     with torch.no_grad():
         model.model.norm.weight[3] = float("nan")
     with pytest.raises(HeadwiseError, match="not numbers"):
-        comparison(model, _stock(), stream, window=16)
+        text_comparison(model, tiny.stock("llama"), stream, window=16)
 
 
-def _cut(stock):
-    """Some planes and value columns fewer in every head, where the family allows it."""
-    model = convert(stock)
-    normed = stock.config.model_type in ("qwen3", "gemma3_text")
-    kept = []
-    for i, layer in enumerate(plan_of(model).layers):
-        row = []
-        for head in layer.heads:
-            planes = range(len(head.rotary_planes))
-            free = range(head.qk_dim - 2 * len(planes))
-            fewer = (planes, free) if normed else (planes[i % 2 :], free[i % 2 :])
-            row.append(Kept(*fewer, range(head.vo_dim)[1 + i :]))
-        kept.append(row)
-    return sliced(model, kept)
-
-
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_files_caches_and_plans_count_alike(name, tmp_path):
-    stock = _stock(name)
-    cut = _cut(stock)
+    stock = tiny.stock(name)
+    cut = tiny.narrowed(convert(stock))
     for model, folder in ((stock, tmp_path / "stock"), (cut, tmp_path / "cut")):
         model.save_pretrained(folder, max_shard_size="40KB")
-        checkpoint = Checkpoint.open(folder)
-        planned = cost(plan_in(checkpoint))
-        found = counted(checkpoint)
+        source = open_source(folder)
+        planned = cost(source.plan)
+        found = counted(source)
         assert found.attn_params == planned.attn_params
-        assert found.total_params == planned.total_params
-        assert found.total_params == sum(p.numel() for p in model.parameters())
-        if name != "bert":
-            numbers = planned.kv_bytes // plan_in(checkpoint).shape.kv_dtype_bytes
+        assert found.params == planned.params
+        assert found.params == sum(p.numel() for p in model.parameters())
+        if name != "bert_bare":
+            numbers = planned.kv_bytes // source.plan.shape.kv_dtype_bytes
             assert cache_bytes(model) == 4 * numbers
-    small, whole = (counted(Checkpoint.open(tmp_path / n)) for n in ("cut", "stock"))
+    small, whole = (counted(open_source(tmp_path / n)) for n in ("cut", "stock"))
     lost = whole.attn_params - small.attn_params
     assert lost > 0
-    assert whole.total_params - small.total_params == lost
+    assert whole.params - small.params == lost
 
 
 def test_cosines_ignore_padding_and_see_differences():
-    from headwise.data.tokens import trained_tokenizer
-
     words = trained_tokenizer(["a b c d e f"], 257)
     words.pad_token = words.eos_token
-    model, other = _wide_bert(7), _wide_bert(8)
+    model, other = (
+        tiny.stock("bert_bare", seed=7, vocab_size=263),
+        tiny.stock("bert_bare", seed=8, vocab_size=263),
+    )
     sentences = ["abc", "a much longer sentence than that", "the third one"]
     same = embedding_cosines(model, model, words, sentences)
     np.testing.assert_allclose(same, 1, rtol=1e-9)
@@ -193,16 +132,6 @@ def test_cosines_ignore_padding_and_see_differences():
     alone = [embedding_cosines(model, other, words, [s])[0] for s in sentences]
     np.testing.assert_allclose(together, alone, rtol=1e-4)
     assert max(together) < 0.9
-
-
-def _wide_bert(seed):
-    config = transformers.BertConfig(**{**COMMON, "vocab_size": 263})
-    model = AutoModel.from_config(config).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
-    return model
 
 
 def test_speeds_take_turns(monkeypatch):
@@ -223,7 +152,12 @@ def test_speeds_take_turns(monkeypatch):
 
 
 def test_speeds_of_real_models():
-    found = speeds((_stock(), _cut(_stock())), prompt=11, new_tokens=2, repeats=1)
+    found = speeds(
+        (tiny.stock("llama"), tiny.narrowed(convert(tiny.stock("llama")))),
+        prompt=11,
+        new_tokens=2,
+        repeats=1,
+    )
     assert all(s.prefill.median > 0 and s.decode.median > 0 for s in found)
-    (encoder,) = speeds((_stock("bert"),), prompt=11, new_tokens=0, repeats=1)
+    (encoder,) = speeds((tiny.stock("bert_bare"),), prompt=11, new_tokens=0, repeats=1)
     assert encoder.decode is None

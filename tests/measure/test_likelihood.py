@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from headwise.errors import HeadwiseError
 from headwise.measure import likelihood as module
 from headwise.measure.likelihood import Likelihood, likelihood, sliding_windows
+from tests import tiny
 
 
 class Known(torch.nn.Module):
@@ -67,11 +67,7 @@ def test_tokens_weigh_equally_and_windows_do_not():
 
 
 def test_windows_run_together_give_the_same_sum(monkeypatch):
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=31, n_positions=11, n_embd=6, n_layer=1, n_head=2, initializer_range=1.0
-    )
-    model = GPT2LMHeadModel(config).eval()
+    model = tiny.stock("gpt2", vocab_size=31)
     stream = np.random.default_rng(0).integers(31, size=97)
     together = likelihood(model, stream, window=11, stride=5)
     monkeypatch.setattr(module, "LOGIT_BYTES", 1)

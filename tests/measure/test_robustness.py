@@ -6,33 +6,16 @@ import itertools
 
 import pytest
 import torch
-import transformers
 
 from headwise.measure.robustness import Attack, greedily_swapped, noisy, sequence_losses
+from tests import tiny
 
 VOCAB, LENGTH = 11, 5
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=14,
-        intermediate_size=17,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        head_dim=14,
-        max_position_embeddings=13,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=None,
-    )
-    made = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for p in made.parameters():
-            p.copy_(torch.randn(p.shape) * 0.4)
-    return made.eval().requires_grad_(False)
+    return tiny.stock("llama", vocab_size=VOCAB).requires_grad_(False)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
 from headwise.planning.cost import cost, dense_cost, layer_params, outside_params, unit_cost
-from headwise.planning.families import new_shape
+from headwise.planning.design import new_shape
 
 # (shape, parameters of the attention projections, all parameters) of the released models.
 GPT2_SMALL = new_shape(family="gpt2", n_layers=12, d_model=768, n_heads=12, context=1024)
@@ -46,7 +46,7 @@ BERT_BASE = new_shape(family="bert", n_layers=12, d_model=768, n_heads=12, conte
 def test_uniform_plans_count_like_the_released_models(shape, attention, total):
     counted = dense_cost(shape)
     assert counted.attn_params == attention
-    assert counted.total_params == total
+    assert counted.params == total
 
 
 def test_key_value_bytes_of_llama_3_8b():

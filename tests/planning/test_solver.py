@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwise.errors import BudgetError
-from headwise.planning import _core, _optimum
-from headwise.planning._search import Found
-from headwise.planning.solver import Allocation, Curve, solve
+from headwise.planning import knapsack
+from headwise.planning.knapsack import SearchResult
+from headwise.planning.solver import Curve, Solution, Solver, solve
 
 CLOSE = 1e-9  # relative; sums of float64 in another order
 QUICK = settings(
@@ -59,7 +60,7 @@ def exhaustive(curves: list[Curve], budgets: tuple[int, ...]) -> float | None:
     return best
 
 
-def check(found: Allocation, curves: list[Curve], budgets: tuple[int, ...]) -> None:
+def check(found: Solution, curves: list[Curve], budgets: tuple[int, ...]) -> None:
     """What must hold of any allocation, optimal or not."""
     for c, u in zip(curves, found.units, strict=True):
         assert u in allowed_units(c)
@@ -155,10 +156,10 @@ class TestExhaustive:
     def test_ties(self, problem):
         agree(*built(problem))
 
-    @pytest.mark.parametrize("pairs", [_core.PAIRS, 5])
+    @pytest.mark.parametrize("pairs", [knapsack.MAX_JOINED, 5])
     def test_proportional_costs(self, pairs, monkeypatch):
         """Two kinds of layers, in each of which costs are multiples of one another."""
-        monkeypatch.setattr(_core, "PAIRS", pairs)  # 5: almost nothing is joined
+        monkeypatch.setattr(knapsack, "MAX_JOINED", pairs)  # 5: almost nothing is joined
         rng = np.random.default_rng(11)
         kinds = np.array([[3, 7], [5, 2]])
         for _ in range(60):
@@ -235,6 +236,17 @@ class TestPromises:
         curves, budgets = large_problem(kinds=7)
         assert solve(curves, budgets) == solve(curves, budgets)
 
+    def test_a_prepared_solver_answers_budgets_in_any_order_and_at_once(self):
+        curves, budgets = large_problem(kinds=3)
+        solver = Solver(curves, ("a", "b", "c"))
+        asked = [tuple(b * k // 9 for b in budgets) for k in (9, 1, 5, 9, 2, 1, 7, 3)]
+        expected = [solve(curves, b) for b in asked]
+        assert [solver.solve(b) for b in asked] == expected
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(solver.solve, asked * 3)) == expected * 3
+        with pytest.raises(BudgetError, match="Expected 3 budgets, got 1"):
+            solver.solve((1,))
+
     @pytest.mark.parametrize("effort", [0, 1_000, 30_000])
     def test_with_little_effort_the_gap_is_proven(self, effort):
         curves, budgets = large_problem(kinds=7)
@@ -286,7 +298,7 @@ class TestByHand:
         # Densities 6, 2 at cost 1 and 5, 4 at cost 2: with 5 to spend, 6 + 10 + 8 = 24 beats the
         # rest.
         curves = [curve(0, 6, 8), curve(0, 10, 18, cost=(2,))]
-        assert solve(curves, (5,)) == Allocation((1, 2), 24.0, 24.0, (5,), True)
+        assert solve(curves, (5,)) == Solution((1, 2), 24.0, 24.0, (5,), True)
 
     def test_an_indivisible_step_is_passed_over(self):
         # By density the step of cost 3 comes first and leaves 1 unspent; two of cost 2 are better.
@@ -321,7 +333,7 @@ class TestByHand:
         assert solve(curves, (0, 1)).units == (2, 0)
 
     def test_no_curves(self):
-        assert solve([], (3, 5)) == Allocation((), 0.0, 0.0, (0, 0), True)
+        assert solve([], (3, 5)) == Solution((), 0.0, 0.0, (0, 0), True)
 
     def test_costs_are_counted_without_rounding(self):
         huge = 2**53
@@ -345,7 +357,7 @@ class TestNegativeControls:
 
     def test_without_the_search_optima_are_missed(self, monkeypatch):
         """The same comparison fails when the search claims, wrongly, to have found nothing."""
-        monkeypatch.setattr(_optimum, "search", lambda *given: Found(None, given[2]))
+        monkeypatch.setattr(knapsack, "search", lambda *given: SearchResult(None, given[2]))
         rng = np.random.default_rng(5)
         missed = 0
         for _ in range(50):

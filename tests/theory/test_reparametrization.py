@@ -9,7 +9,7 @@ import pytest
 from headwise.errors import TheoryError
 from headwise.theory.attention_stack import (
     AttentionStack,
-    Layer,
+    StackLayer,
     _check_arrangement,
     logits,
     random_stack,
@@ -150,7 +150,7 @@ def test_both_skips_need_only_the_folded_weight_to_be_shared() -> None:
 def test_shared_weights_stay_shared(skip: Any) -> None:
     first, *others = fold(random_stack(11, skip=skip, n_layers=3, shared=True)).layers
     for other in others:
-        for name in Layer.__slots__:
+        for name in StackLayer.__slots__:
             np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
 
 
@@ -165,7 +165,7 @@ def test_bases_must_agree_at_the_ends_of_a_skip() -> None:
 
 def test_a_fold_by_hand() -> None:
     W = {"W_Q": 2.0, "W_K": 3.0, "W_V": 5.0, "W_O": 7.0, "W_up": 11.0, "W_down": 13.0}
-    layer = Layer(**{name: np.array([[value]]) for name, value in W.items()})
+    layer = StackLayer(**{name: np.array([[value]]) for name, value in W.items()})
     one = np.array([[1.0]])
     folded = fold(AttentionStack(17 * one, 19 * one, (layer,), 23 * one, heads=1))
     new = {name: float(getattr(folded.layers[0], name)[0, 0]) for name in W}

@@ -95,11 +95,15 @@ def test_every_kind_of_row_is_right_to_the_last_digits(norm) -> None:
 
 
 def test_the_exact_check_notices_an_error_in_the_last_digits() -> None:
+    checked = 0
     for row in rows_of_all_kinds()[::7]:
         measured = float(jacobian_norm(row))
         for nudged in (measured * (1 + 1e-14), measured * (1 - 1e-14)):
-            outside = min(row.max(), 1) < nudged or nudged < np.sort(row)[-2]
-            assert outside or not is_within(row, nudged, RELATIVE_BOUND)
+            # Beyond these two bounds the exact check is not defined.
+            if np.sort(row)[-2] <= nudged <= min(row.max(), 1):
+                assert not is_within(row, nudged, RELATIVE_BOUND)
+                checked += 1
+    assert checked > 20
 
 
 def test_it_agrees_with_eigvalsh(norm) -> None:

@@ -5,24 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
-from headwise.training.batches import WindowBatches, held_out_batches
-from headwise.training.engine import Job
-from headwise.training.losses import next_token_loss
+from headwise.training.batches import WindowBatches, held_out_batches, next_token_loss
+from headwise.training.loop import TrainingJob
 from headwise.training.processes import accelerator
 from headwise.training.settings import TrainSettings
+from tests import tiny
 
 VOCAB = 29
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    """Sums are reproducible bit for bit only with the same split over threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -45,17 +36,9 @@ def make_job(settings):
         parts = {k: changes.pop(k) for k in ("loss", "batches", "model") if k in changes}
         chosen = dataclasses.replace(settings, **changes)
         torch.manual_seed(11)
-        config = GPT2Config(
-            vocab_size=VOCAB,
-            n_positions=13,
-            n_embd=10,
-            n_layer=2,
-            n_head=2,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
+        config = tiny.config("gpt2", vocab_size=VOCAB, n_embd=10, n_layer=2, n_head=2)
         tokens = np.arange(997) * np.arange(997) % VOCAB
-        return Job(
+        return TrainingJob(
             **{
                 "model": GPT2LMHeadModel(config),
                 "loss": next_token_loss,

@@ -1,6 +1,5 @@
 import copy
 import dataclasses
-import json
 import os
 import resource
 import signal
@@ -9,12 +8,9 @@ import pytest
 import torch
 
 from headwise.errors import HeadwiseError, OutputError
-from headwise.training.checkpoint import steps_on_disk
-from headwise.training.engine import DivergenceError
-from headwise.training.loop import Observer, run
-from headwise.training.losses import next_token_loss
-from headwise.training.metrics import TIME_FIELDS, read_rows
-from headwise.training.run_folder import RunFolder
+from headwise.training.batches import next_token_loss
+from headwise.training.checkpoint import TIME_FIELDS, RunFolder, checkpoints_in, read_rows
+from headwise.training.loop import DivergenceError, Observer, train_model
 
 
 class At(Observer):
@@ -49,7 +45,8 @@ def _same(a, b):
 
 def _timeless(folder):
     return [
-        {k: v for k, v in row.items() if k not in TIME_FIELDS} for row in read_rows(folder.metrics)
+        {k: v for k, v in record.row().items() if k not in TIME_FIELDS}
+        for record in read_rows(folder.metrics)
     ]
 
 
@@ -57,21 +54,24 @@ def _timeless(folder):
 def whole(make_job, processes, tmp_path):
     """The run that is never stopped: its weights and its metrics."""
     job, folder = make_job(), RunFolder(tmp_path / "whole")
-    outcome = run(job, processes, folder=folder)
-    assert outcome.progress.step == 12
+    outcome = train_model(job, processes, folder=folder)
+    assert outcome.position.step == 12
     assert outcome.signal == 0
     return _weights(job), _timeless(folder)
 
 
 def test_the_loss_falls_and_rows_are_complete(make_job, processes, tmp_path):
     job, folder = make_job(steps=60), RunFolder(tmp_path / "r")
-    run(job, processes, folder=folder)
+    train_model(job, processes, folder=folder)
     rows = read_rows(folder.metrics)
-    assert [r["step"] for r in rows] == list(range(1, 61))
-    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
-    assert rows[-1]["tokens"] == 60 * 6 * 7
-    assert [r["step"] for r in rows if "held_out_loss" in r] == list(range(5, 61, 5))
-    assert [p.name for p in steps_on_disk(folder.checkpoints)] == ["step-00000055", "step-00000060"]
+    assert [r.step for r in rows] == list(range(1, 61))
+    assert rows[-1].loss < 0.8 * rows[0].loss
+    assert rows[-1].tokens == 60 * 6 * 7
+    assert [r.step for r in rows if r.held_out_loss is not None] == list(range(5, 61, 5))
+    assert [p.name for p in checkpoints_in(folder.checkpoints)] == [
+        "step-00000055",
+        "step-00000060",
+    ]
 
 
 def test_without_a_folder_nothing_is_written(make_job, processes, whole, tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_without_a_folder_nothing_is_written(make_job, processes, whole, tmp_pat
     empty.mkdir()
     monkeypatch.chdir(empty)
     job = make_job()
-    run(job, processes)
+    train_model(job, processes)
     assert list(empty.iterdir()) == []
     assert _same(_weights(job), whole[0])
 
@@ -88,11 +88,11 @@ def test_without_a_folder_nothing_is_written(make_job, processes, whole, tmp_pat
 def test_a_killed_run_goes_on_to_the_same_bits(make_job, processes, tmp_path, whole, step):
     folder = RunFolder(tmp_path / "r")
     with pytest.raises(Killed):
-        run(make_job(), processes, folder=folder, observer=At(step, _raise))
+        train_model(make_job(), processes, folder=folder, observer=At(step, _raise))
     with folder.metrics.open("a") as stream:
         stream.write('{"step": 9, "lo')  # a torn row
     again = make_job()
-    run(again, processes, folder=folder)
+    train_model(again, processes, folder=folder)
     assert _same(_weights(again), whole[0])
     assert _timeless(folder) == whole[1]
 
@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(make_job, processes, tmp_path, wh
 def test_another_seed_gives_other_bits(make_job, processes, whole):
     """The control: batches and dropout do depend on the seed."""
     job = make_job(seed=4)
-    run(job, processes)
+    train_model(job, processes)
     assert not _same(_weights(job), whole[0])
 
 
@@ -108,20 +108,20 @@ def test_the_callers_random_numbers_are_left_alone(make_job, processes):
     job = make_job()
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    run(job, processes)
+    train_model(job, processes)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(make_job, processes, tmp_path, whole):
     folder = RunFolder(tmp_path / "r")
     with pytest.raises(Killed):
-        run(make_job(), processes, folder=folder, observer=At(11, _raise))
+        train_model(make_job(), processes, folder=folder, observer=At(11, _raise))
     victim = folder.checkpoints / "step-00000010" / "model.safetensors"
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1
     victim.write_bytes(data)
     job, observer = make_job(), At(99, _raise)
-    run(job, processes, folder=folder, observer=observer)
+    train_model(job, processes, folder=folder, observer=observer)
     assert "step-00000010 is damaged" in observer.notes[0]
     assert _same(_weights(job), whole[0])
     assert _timeless(folder) == whole[1]
@@ -129,11 +129,11 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(make_job, processes, t
 
 def test_all_checkpoints_damaged_is_an_error(make_job, processes, tmp_path):
     folder = RunFolder(tmp_path / "r")
-    run(make_job(), processes, folder=folder)
-    for path in steps_on_disk(folder.checkpoints):
+    train_model(make_job(), processes, folder=folder)
+    for path in checkpoints_in(folder.checkpoints):
         (path / "state.json").write_text("{")
     with pytest.raises(HeadwiseError, match=r"every checkpoint .* is damaged"):
-        run(make_job(), processes, folder=folder)
+        train_model(make_job(), processes, folder=folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -141,13 +141,13 @@ def test_a_signal_saves_at_the_step_boundary(make_job, processes, tmp_path, whol
     folder = RunFolder(tmp_path / "r")
     before = signal.getsignal(number)
     observer = At(6, lambda: os.kill(os.getpid(), number))
-    outcome = run(make_job(), processes, folder=folder, observer=observer)
+    outcome = train_model(make_job(), processes, folder=folder, observer=observer)
     assert outcome.signal == number
-    assert outcome.progress.step == 7
-    assert steps_on_disk(folder.checkpoints)[-1].name == "step-00000007"
+    assert outcome.position.step == 7
+    assert checkpoints_in(folder.checkpoints)[-1].name == "step-00000007"
     assert signal.getsignal(number) is before
     job = make_job()
-    run(job, processes, folder=folder)
+    train_model(job, processes, folder=folder)
     assert _same(_weights(job), whole[0])
 
 
@@ -158,12 +158,12 @@ def test_a_full_disk_loses_nothing(make_job, processes, tmp_path, whole):
     observer = At(7, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard)))
     try:
         with pytest.raises(OutputError, match=r"could not be written \(.*os error.*free space"):
-            run(make_job(), processes, folder=folder, observer=observer)
+            train_model(make_job(), processes, folder=folder, observer=observer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in folder.checkpoints.iterdir()] == ["step-00000005"]
     job = make_job()
-    run(job, processes, folder=folder)
+    train_model(job, processes, folder=folder)
     assert _same(_weights(job), whole[0])
     assert _timeless(folder) == whole[1]
 
@@ -186,10 +186,9 @@ def test_a_loss_that_is_no_number_stops_before_it_harms(make_job, processes, tmp
     states = []
     observer = At(7, lambda: states.append(_weights(job)))
     with pytest.raises(DivergenceError, match=r"at step 8, .*step-00000005"):
-        run(job, processes, folder=folder, observer=observer)
+        train_model(job, processes, folder=folder, observer=observer)
     assert _same(_weights(job), states[0])
-    assert [r["step"] for r in read_rows(folder.metrics)] == list(range(1, 8))
-    json.dumps(read_rows(folder.metrics), allow_nan=False)
+    assert [r.step for r in read_rows(folder.metrics)] == list(range(1, 8))
 
 
 def test_accumulation_is_the_same_mean(make_job, processes):
@@ -203,7 +202,7 @@ def test_accumulation_is_the_same_mean(make_job, processes):
         seen = []
         observer = Observer()
         observer.stepped = lambda record: seen.append(record.loss)
-        run(job, processes, observer=observer)
+        train_model(job, processes, observer=observer)
         return torch.tensor(seen)
 
     whole, parts = losses(), losses(accumulate=3)
@@ -215,7 +214,7 @@ def test_accumulation_is_the_same_mean(make_job, processes):
 
 def test_a_batch_that_cannot_be_divided_is_refused(make_job, processes):
     with pytest.raises(HeadwiseError, match="multiple of processes × accumulate = 1 × 4, got 6"):
-        run(make_job(accumulate=4), processes)
+        train_model(make_job(accumulate=4), processes)
 
 
 def test_distillation_trains_only_what_requires_gradients(make_job, processes, tmp_path):
@@ -242,8 +241,8 @@ def test_distillation_trains_only_what_requires_gradients(make_job, processes, t
     job = dataclasses.replace(
         job, loss=distillation, settings=dataclasses.replace(job.settings, steps=40)
     )
-    run(job, processes, folder=folder)
+    train_model(job, processes, folder=folder)
     after, rows = _weights(job), read_rows(folder.metrics)
-    assert rows[-1]["kl"] < 0.8 * rows[0]["kl"]
+    assert rows[-1].scalars["kl"] < 0.8 * rows[0].scalars["kl"]
     for name in before:
         assert torch.equal(before[name], after[name]) != ("attn" in name)

@@ -1,12 +1,10 @@
-import dataclasses
 import itertools
 import math
 
 import pytest
 
 from headwise.errors import HeadwiseError
-from headwise.training.schedule import learning_rate
-from headwise.training.settings import TrainSettings, differences, steps_for
+from headwise.training.settings import RecoverSettings, TrainSettings, learning_rate, steps_for
 
 
 def _resolved(**changes):
@@ -51,6 +49,9 @@ def test_very_short_runs_have_a_rate(steps, warmup):
         ({"device": "tpu"}, "device must be one of"),
         ({"keep": 0}, "keep must be"),
         ({"warmup": -1}, "warmup must be"),
+        ({"tokens": 0}, "tokens must be"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"seed": 2**64}, "seed must be from 0"),
     ],
 )
 def test_bad_values_are_one_sentence(changes, message):
@@ -58,16 +59,35 @@ def test_bad_values_are_one_sentence(changes, message):
         TrainSettings(**changes)
 
 
-def test_only_what_changes_the_result_counts_as_different():
-    old = _resolved(steps=200)
-    assert differences(old, dataclasses.replace(old, save_every=7, keep=5)) == ()
-    new = dataclasses.replace(old, seed=1, lr=0.1)
-    assert differences(old, new) == ("lr 0.0006 → 0.1", "seed 0 → 1")
-
-
 def test_unknown_settings_in_a_file_are_refused():
     with pytest.raises(HeadwiseError, match=r"unknown setting 'stepz'\. Did you mean 'steps'"):
         TrainSettings.from_dict({"stepz": 3}, "run.json")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"steps": 1.5}, "steps: input should be a valid integer"),
+        ({"lr": "fast"}, "lr: input should be a valid number"),
+        ({"dtype": 8}, "dtype must be "),
+        ({"keep": 0}, "keep must be"),
+    ],
+)
+def test_wrong_settings_in_a_file_are_one_sentence(data, message):
+    with pytest.raises(HeadwiseError, match=message):
+        TrainSettings.from_dict(data, "run.json")
+
+
+def test_tokens_stand_for_steps():
+    settings = _resolved(tokens=10_000, batch_size=3, context=7)
+    assert (settings.steps, settings.warmup, settings.tokens) == (477, 23, None)
+
+
+def test_a_recovery_warms_up_slowly_and_decays_nothing():
+    made = RecoverSettings(tokens=6400, length=32, batch_size=8, device="cpu").on_this_machine()
+    assert (made.steps, made.warmup, made.context) == (25, 3, 32)
+    assert (made.lr, made.lr_relative, made.weight_decay) == (1e-3, True, 0.0)
+    assert (made.device, made.dtype) == ("cpu", "fp32")
 
 
 def test_steps_for_tokens_round_up():

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headwise.cli.console import JsonFlag, show
+from headwise.cli.console import JsonFlag, check_choice, quiet_transformers, show, shown
 
 
 def evaluate(
@@ -21,9 +21,7 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(min=1, help="Tokens scored per window [half the window].")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Score only the first N tokens.")
-    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to score [all].")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or tokenizer.json [the model's].")
     ] = None,
@@ -40,28 +38,21 @@ def evaluate(
     """
     import time
 
-    from headwise.cli.progress import shown
     from headwise.data.text import read_source
-    from headwise.measure.likelihood import DEFAULT_WINDOW, likelihood, scored_stream
-    from headwise.measure.loading import load_model, model_context
+    from headwise.measure.likelihood import likelihood, scored_stream, window_of
+    from headwise.source import open_source
 
     quiet_transformers()
     check_choice("dtype", dtype, ("auto", "fp32", "bf16"))
     source = read_source(text)
-    loaded, words = load_model(
-        model,
-        device=device,
-        dtype=dtype,  # type: ignore[arg-type]
-        trust_remote_code=trust_remote_code,
-        tokenizer=tokenizer,
-    )
-    context = model_context(loaded)
-    chosen = window or min(context or DEFAULT_WINDOW, DEFAULT_WINDOW)
-    check_window(chosen, context)
+    opened = open_source(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    reader = opened.tokenizer  # if it cannot be read, that is said before the weights are
+    loaded = opened.load("causal-lm", device=device, dtype=dtype)  # type: ignore[arg-type]
+    chosen = window_of(loaded, window)
     started = time.perf_counter()
-    with shown("scoring") as progress:
-        stream, n_bytes = scored_stream(words, source, max_tokens)
-        result = likelihood(loaded, stream, window=chosen, stride=stride, tick=progress.update)
+    with shown() as progress:
+        stream, n_bytes = scored_stream(reader, source, tokens)
+        result = likelihood(loaded, stream, window=chosen, stride=stride, progress=progress)
     document = {
         "model": model,
         "text": text,
@@ -80,37 +71,11 @@ def evaluate(
     show(document, as_json=as_json, render=_lines(document))
 
 
-def quiet_transformers() -> None:
-    """No bars and no advice from transformers; its errors are still raised."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of `choices`."""
-    from headwise.errors import HeadwiseError
-
-    if value not in choices:
-        raise HeadwiseError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
-
-
-def check_window(window: int, context: int | None) -> None:
-    """Refuse windows beyond the model's context."""
-    from headwise.errors import HeadwiseError
-
-    if context is not None and window > context:
-        raise HeadwiseError(
-            f"window must be at most the model's context of {context} tokens, got {window}."
-        )
-
-
 def _lines(document: dict[str, Any]) -> str:
     perplexity = document["perplexity"]
     return (
         f"nll         {document['nll']:.4f} nats per token\n"
-        f"perplexity  {'beyond any float' if perplexity is None else f'{perplexity:.4f}'}\n"
+        f"perplexity  {'infinite' if perplexity is None else f'{perplexity:.4f}'}\n"
         f"bits/byte   {document['bits_per_byte']:.4f}\n"
         f"tokens      {document['tokens']}, window {document['window']}, "
         f"stride {document['stride']}"

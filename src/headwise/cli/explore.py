@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headwise.cli.console import ForceFlag, JsonFlag, say, show
 from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from headwise.reporting.explorer.answers import Answers
 
 
 def explore(
@@ -20,28 +23,28 @@ def explore(
         bool, typer.Option("--open", help="Open the page in the browser.")
     ] = False,
     save: Annotated[
-        Path | None, typer.Option(help="Write one file that needs no server, then end.")
+        Path | None, typer.Option(help="Write the page as one file instead of serving it.")
     ] = None,
     step: Annotated[
-        float, typer.Option(min=1, max=50, help="--save: percent between two budgets.")
+        float, typer.Option(min=1, max=50, help="With --save: percent between budgets.")
     ] = 5.0,
     force: ForceFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Sliders for budgets; the plan, its costs and the predicted loss follow.
+    """Try budgets with sliders: the page shows the plan, its costs and the predicted loss.
 
-    Serves on 127.0.0.1 until Ctrl-C.
+    Serves the page on 127.0.0.1 until you press Ctrl-C.
 
     Example: headwise explore model.profile --save plans.html
     """
-    from headwise.artifacts import refuse_existing
-    from headwise.profile.format import Profile
-    from headwise.report.explorer.answers import Answers
+    from headwise.artifacts import check_output
+    from headwise.profiling.format import Profile
+    from headwise.reporting.explorer.answers import Answers
 
     if save is not None:
-        refuse_existing(save, force=force)
+        check_output(save, force=force)
         if open_page:
-            raise HeadwiseError("--open shows the served page, and --save serves none; open it.")
+            raise HeadwiseError("--open is for the served page; leave it out, or leave out --save.")
     answers = Answers(Profile.read(profile))
     if save is not None:
         _save(answers, str(profile), save, step, force=force, json=json)
@@ -49,35 +52,32 @@ def explore(
         _serve(answers, str(profile), port, open_page=open_page, json=json)
 
 
-def _save(answers: object, where: str, save: Path, step: float, *, force: bool, json: bool) -> None:
+def _save(
+    answers: Answers, where: str, save: Path, step: float, *, force: bool, json: bool
+) -> None:
     from headwise.artifacts import write_text
     from headwise.cli.progress import shown
-    from headwise.report.explorer.answers import Answers
-    from headwise.report.explorer.page import saved_page
+    from headwise.reporting.explorer.server import saved_page
 
-    assert isinstance(answers, Answers)
     with shown("solving") as progress:
-        page = saved_page(answers, where, step, progress.update)
+        page = saved_page(answers, where, step, progress.report)
     write_text(save, page, force=force)
     show({"page": str(save), "bytes": len(page.encode())}, as_json=json, render=f"Wrote {save}.")
 
 
-def _serve(answers: object, where: str, port: int, *, open_page: bool, json: bool) -> None:
+def _serve(answers: Answers, where: str, port: int, *, open_page: bool, json: bool) -> None:
     import sys
     import webbrowser
 
-    from headwise.report.explorer.answers import Answers
-    from headwise.report.explorer.page import live_page
-    from headwise.report.explorer.server import Server
+    from headwise.reporting.explorer.server import Server, live_page
 
-    assert isinstance(answers, Answers)
     with Server(answers, live_page(answers, where), port) as server:
         show({"url": server.url}, as_json=json, render=server.url)
         sys.stdout.flush()
-        say("Ctrl-C ends it.")
+        say("Press Ctrl-C to stop.")
         if open_page:
             webbrowser.open(server.url)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            say("Ended.")
+            say("Stopped.")

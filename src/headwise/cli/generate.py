@@ -8,19 +8,23 @@ from typing import Annotated
 import typer
 
 from headwise.cli.console import JsonFlag, show
+from headwise.errors import printable
 
 
 def generate(
     model: Annotated[str, typer.Argument(help="A Hugging Face folder or name, dense or headwise.")],
     prompt: Annotated[str, typer.Option("--prompt", help="How the text begins.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 100,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 100,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 always takes the likeliest token.")
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the likeliest token.")
     ] = 0.8,
     top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this share.")
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Sample from the likeliest tokens that add up to this."
+        ),
     ] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed for sampling.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run model code found in the folder.")
@@ -31,15 +35,15 @@ def generate(
 
     Example: headwise generate ./model --prompt "The capital of France is"
     """
-    from headwise.cli.evaluate import quiet_transformers
+    from headwise.cli.console import quiet_transformers
     from headwise.measure.generation import continuation
-    from headwise.measure.loading import load_model
+    from headwise.source import open_source
 
     quiet_transformers()
-    loaded, words = load_model(model, device=device, trust_remote_code=trust_remote_code)
+    source = open_source(model, trust_remote_code=trust_remote_code)
     written = continuation(
-        loaded,
-        words,
+        source.load("causal-lm", device=device),
+        source.tokenizer,
         prompt,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -56,4 +60,5 @@ def generate(
         }
         show(document, as_json=True, render="")
     else:
-        sys.stdout.write(f"{prompt}{written.text}\n")
+        # A model can write anything, escape sequences too.
+        sys.stdout.write(f"{printable(prompt + written.text)}\n")

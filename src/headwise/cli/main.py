@@ -1,56 +1,71 @@
-"""The `headwise` command."""
+"""The `headwise` command: one group whose commands are imported when they are called."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from headwise import __version__
-from headwise.cli import (
-    compare,
-    compress,
-    demo,
-    evaluate,
-    explore,
-    generate,
-    plan,
-    plan_fit,
-    profile,
-    recover,
-    report,
-    reproduce,
-    theory,
-    train,
-    verify,
-)
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, StoppedError, did_you_mean, printable, quoted
+
+# The module of each command, and its function or its group there.
+COMMANDS = {
+    "compare": ("headwise.cli.compare", "compare"),
+    "compress": ("headwise.cli.compress", "compress"),
+    "demo": ("headwise.cli.compress", "demo"),
+    "eval": ("headwise.cli.evaluate", "evaluate"),
+    "explore": ("headwise.cli.explore", "explore"),
+    "generate": ("headwise.cli.generate", "generate"),
+    "plan": ("headwise.cli.plan", "app"),
+    "profile": ("headwise.cli.compress", "profile"),
+    "recover": ("headwise.cli.recover", "recover"),
+    "report": ("headwise.cli.report", "report"),
+    "reproduce": ("headwise.cli.reproduce", "reproduce"),
+    "run": ("headwise.cli.compress", "run"),
+    "theory": ("headwise.cli.theory", "app"),
+    "train": ("headwise.cli.train", "train"),
+    "verify": ("headwise.cli.verify", "verify"),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A command's module is imported when the command is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """One command, made from its module."""
+        if cmd_name not in COMMANDS:
+            hint = did_you_mean(cmd_name, COMMANDS)
+            raise HeadwiseError(f"No such command {quoted(cmd_name)}. {hint}")
+        module, name = COMMANDS[cmd_name]
+        found = getattr(importlib.import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
+            single.command(cmd_name)(found)
+            found = single
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
 
 app = typer.Typer(
+    cls=LazyGroup,
     name="headwise",
     help="Decide how many attention heads, and how wide, each layer of a Transformer deserves.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(plan.app, name="plan")
-app.add_typer(theory.app, name="theory")
-plan.app.command("fit")(plan_fit.fit)
-app.command("compare")(compare.compare)
-app.command("compress")(compress.compress)
-app.command("demo")(demo.demo)
-app.command("profile")(profile.profile)
-app.command("recover")(recover.recover)
-app.command("report")(report.report)
-app.command("reproduce")(reproduce.reproduce)
-app.command("verify")(verify.verify)
-app.command("train")(train.train)
-app.command("eval")(evaluate.evaluate)
-app.command("explore")(explore.explore)
-app.command("generate")(generate.generate)
 
 
 def _version(value: bool) -> None:
@@ -77,6 +92,8 @@ def main() -> None:
         _check_words(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()
+    except StoppedError as error:
+        _fail(str(error), 128 + error.signal)
     except HeadwiseError as error:
         _fail(str(error), 2)
     except typer.TyperException as error:
@@ -84,7 +101,7 @@ def main() -> None:
     except typer.Abort:
         _fail("Aborted.", 130)
     except OSError as error:  # a place that cannot be read or written
-        where = f" ({_short(str(error.filename))})" if error.filename else ""
+        where = f" ({quoted(str(error.filename))})" if error.filename else ""
         _fail(f"{error.strerror or error}{where}; check the path and the space left.", 2)
     raise SystemExit(code if isinstance(code, int) else 0)
 
@@ -107,17 +124,13 @@ def _with_value(sentence: str) -> str:
     words = sys.argv[1:]
     if match and match[1] in words[:-1]:
         came = words[len(words) - 1 - words[::-1].index(match[1]) + 1]
-        return f"{sentence.rstrip('.')}, got {_short(came)!r}."
+        return f"{sentence.rstrip('.')}, got {quoted(came)}."
     return sentence
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
     if sentence:  # a command group without a command has printed its help already
-        sys.stderr.write(f"Error: {sentence}\n")
+        sys.stderr.write(f"Error: {printable(sentence, keep='')}\n")
     raise SystemExit(code)
 
 

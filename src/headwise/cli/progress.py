@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headwise.cli.console import err, say
+from headwise.errors import printable
 
 EVERY_SECONDS = 20.0  # between plain lines
 
@@ -26,17 +27,21 @@ class Shown:
     def update(self, done: int, total: int, words: str = "") -> None:
         """Show the state; without a bar, only when some time has passed."""
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, total=total, words=words)
+            self.bar.update(self.task, completed=done, total=total, words=printable(words))
             return
         now = time.monotonic()
         if now - self.spoken >= EVERY_SECONDS:
             self.spoken = now
             say(f"{self.label}: {done} of {total} {words}".rstrip())
 
+    def report(self, what: str, done: int, total: int) -> None:
+        """Show what the library reports (`headwise.progress.Progress`)."""
+        self.update(done, total, what)
+
     def note(self, message: str) -> None:
         """A message above the bar."""
         if self.bar is not None:
-            self.bar.console.print(message, markup=False, soft_wrap=True)
+            self.bar.console.print(printable(message), markup=False, soft_wrap=True)
         else:
             say(message)
 
@@ -60,7 +65,7 @@ def shown(label: str) -> Iterator[Shown]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[words]}", markup=False),  # names may hold brackets
     )
     with Progress(*columns, console=err(), transient=True) as bar:
         yield Shown(label, bar)

@@ -18,7 +18,7 @@ def report(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The page.", show_default=True)
+        Path, typer.Option("-o", "--out", help="The page.", show_default=True)
     ] = Path("report.html"),
     profile: Annotated[
         Path | None, typer.Option(help="The cut model's profile [RUN.profile, if it is there].")
@@ -34,21 +34,15 @@ def report(
 
     Example: headwise report smaller -o report.html
     """
-    from headwise.artifacts import refuse_existing, write_text
-    from headwise.report.report import report_page
-    from headwise.report.run_report import with_samples
-    from headwise.report.sources import TrainingRun, read_report_source
+    from headwise.artifacts import check_output
+    from headwise.cli.console import quiet_transformers
+    from headwise.reporting.pages import report as write_report
 
-    refuse_existing(output, force=force)
-    source = read_report_source(run, profile=profile, compare=compare)
-    if samples and isinstance(source, TrainingRun):
-        from headwise.cli.evaluate import quiet_transformers
-
+    check_output(output, force=force)
+    if samples and (run / "model").is_dir():
         quiet_transformers()
-        source = with_samples(source)
-    page = report_page(source)
-    write_text(output, page, force=force)
-    document = {"report": str(output), "kind": type(source).__name__, "bytes": len(page.encode())}
+    write_report(run, output, force=force, profile=profile, compare=compare, samples=samples)
+    document = {"report": str(output), "bytes": output.stat().st_size}
     show(document, as_json=json, render=f"Wrote {output}.")
 
 
@@ -58,7 +52,7 @@ def report_beside(made: Path, profile: Path | None = None) -> None:
 
     page = made / "report.html"
     try:
-        from headwise.report.report import write_report
+        from headwise.reporting.pages import report as write_report
 
         write_report(made, page, profile=profile, force=True)
     except HeadwiseError as error:

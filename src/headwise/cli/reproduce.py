@@ -1,10 +1,10 @@
-"""`headwise reproduce`: the papers' experiments, run and judged."""
+"""`headwise reproduce`: run the papers' experiments and judge their claims."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,30 +12,33 @@ from headwise.cli.console import JsonFlag, say, show, table
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from headwise.reproduce.runner import Judged
-    from headwise.reproduce.sweep import Pool
+    from headwise.papers.harness.pages import ReproduceReport
+    from headwise.papers.harness.workers import Pool
 
 
 def reproduce(
-    claims: Annotated[list[str] | None, typer.Argument(help="Ids of claims [all].")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The folder of results.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: minutes, not a day.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Repetitions [3 quick, 5 full].")] = None,
-    workers: Annotated[int | None, typer.Option(help="Trials at a time [cores].")] = None,
-    ray: Annotated[
-        str | None, typer.Option("--ray", help="Run on Ray: a cluster's address, or local.")
+    claims: Annotated[list[str] | None, typer.Argument(help="Claims to test, by id [all].")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the results.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Toy sizes: minutes instead of about a day.")
+    ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Random seeds to repeat each experiment with [3 quick, 5 full]."),
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the claims and stop.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Trials to run in parallel [cores].")] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="Run on Ray: the address of a cluster, or local.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the claims and exit.")] = False,
     draw: Annotated[
-        bool, typer.Option("--draw", help="Only draw what the folder holds, running nothing.")
+        bool, typer.Option("--draw", help="Only redraw what the folder holds; run nothing.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run the papers' experiments and judge each claim: holds, in part, or not.
+    """Run the papers' experiments and say of each claim whether it holds, in part, or not.
 
-    Run the same command again to go on after a stop: finished trials are never run twice.
+    Run the same command again to resume after a stop: finished trials are never run twice.
 
     Example: headwise reproduce bound-curve four-gram --quick -o results
     """
@@ -46,55 +49,56 @@ def reproduce(
         raise HeadwiseError("reproduce needs a folder for its results; give one with -o.")
     if draw and (claims or quick or any(x is not None for x in (seeds, workers, ray))):
         raise HeadwiseError("--draw draws all that the folder holds; give it only -o.")
-    found = _drawn(out) if draw else _run(claims or [], out, quick, seeds, _pool(workers, ray))
-    show(_document(out), as_json=as_json, render=_picture(found))
+    report = _redraw(out) if draw else _run(claims or [], out, quick, seeds, _pool(workers, ray))
+    rows = [
+        (c.id, c.verdict, c.measured, str(len(c.seeds)), str(c.missing) if c.missing else "")
+        for c in report.claims
+    ]
+    found = table("Claims", ("claim", "verdict", "measured", ">seeds", ">missing"), rows)
+    document = {"folder": str(out), **report.model_dump(mode="json")}
+    show(document, as_json=as_json, render=found)
     say(f"Wrote {out / 'index.html'}, table.md, results.json and figures.")
     if not draw:
-        _tell_failures(claims or [], found)
+        _tell_failures(claims or [], report)
 
 
-def _tell_failures(asked: list[str], found: tuple[Judged, ...]) -> None:
+def _tell_failures(asked: list[str], report: ReproduceReport) -> None:
     """Exit with 1 if a trial of this request failed; what this machine lacks is no failure."""
-    mine = [item for item in found if not asked or item.claim.id in asked]
-    failed = sum(not f.unavailable for item in mine for f in item.failures)
+    mine = [claim for claim in report.claims if not asked or claim.id in asked]
+    failed = sum(not f.unavailable for claim in mine for f in claim.failures)
     if failed:
-        say(f"{failed} trials failed (see table.md); the same command tries them again.")
+        say(f"{failed} trials failed (see table.md). Run the same command again to retry them.")
         raise typer.Exit(1)
 
 
-def _run(
-    ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool
-) -> tuple[Judged, ...]:
-    import headwise.report.charts  # noqa: F401  (a missing extra is told before a day's work)
+def _run(ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool) -> ReproduceReport:
+    import headwise.reporting.charts  # noqa: F401  (a missing extra is told before a day's work)
     from headwise.cli.progress import shown
-    from headwise.reproduce.runner import Request, reproduce
-    from headwise.reproduce.sweep import Progress
-    from headwise.reproduce.table import duration
+    from headwise.papers.claims import choose_claims, known_claims
+    from headwise.papers.harness.runner import RunRequest, reproduce
 
-    request = Request.of(ids, "quick" if quick else "full", seeds)
-    with shown("trials") as bar:
+    request = RunRequest(choose_claims(ids), "quick" if quick else "full", seeds)
+    with shown("reproduce") as bar:
 
-        def watch(now: Progress) -> None:
-            left = "" if now.seconds_left is None else f"about {duration(now.seconds_left)} left"
-            failed = f", {now.failed} failed" if now.failed else ""
-            at = f", after {now.last.claim} {now.last.name}" if now.last else ""
-            bar.update(now.done, now.total, f"{left}{failed}{at}")
-            if now.error and now.last:
-                last = now.last
-                bar.note(f"Failed: {last.claim} {last.name}, seed {last.seed}: {now.error}")
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(done, total, what)
 
-        return reproduce(request, out, pool, watch)
+        try:
+            return reproduce(request, out, pool, known_claims(), progress)
+        except KeyboardInterrupt:
+            say("Stopped. Run the same command again to resume.")
+            raise
 
 
-def _drawn(out: Path) -> tuple[Judged, ...]:
-    from headwise.reproduce.runner import redraw
+def _redraw(out: Path) -> ReproduceReport:
+    from headwise.papers.claims import known_claims
+    from headwise.papers.harness.runner import redraw
 
-    return redraw(out)
+    return redraw(out, known_claims())
 
 
 def _pool(workers: int | None, ray: str | None) -> Pool:
-    from headwise.reproduce.local_pool import LocalPool
-    from headwise.reproduce.ray_pool import RayPool
+    from headwise.papers.harness.workers import LocalPool, RayPool
 
     if workers is not None and workers < 1:
         raise HeadwiseError(f"--workers must be at least 1, got {workers}.")
@@ -108,31 +112,9 @@ def _pool(workers: int | None, ray: str | None) -> Pool:
 
 
 def _list(ids: list[str], *, as_json: bool) -> None:
-    from headwise.reproduce.registry import chosen
+    from headwise.papers.claims import choose_claims
 
-    found = chosen(ids)
-    rows = [(claim.id, claim.statement, claim.source) for claim in found]
     names = ("id", "statement", "source")
+    rows = [(claim.id, claim.statement, claim.source) for claim in choose_claims(ids)]
     document = {"claims": [dict(zip(names, row, strict=True)) for row in rows]}
     show(document, as_json=as_json, render=table("Claims", names, rows))
-
-
-def _document(out: Path) -> dict[str, Any]:
-    import json
-
-    document: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    return {"folder": str(out), **document}
-
-
-def _picture(found: tuple[Judged, ...]) -> RenderableType:
-    rows = [
-        (
-            item.claim.id,
-            item.finding.verdict,
-            item.finding.measured,
-            str(len(item.results.seeds)),
-            str(item.missing) if item.missing else "",
-        )
-        for item in found
-    ]
-    return table("Claims", ("claim", "verdict", "measured", ">seeds", ">missing"), rows)

@@ -159,6 +159,7 @@ def _tokens(token_dim: int | None, vectors: Path | None) -> int | Spectrum:
             f"{vectors} must be a .npy file of numbers (tokens × width), but {error}; check it."
         ) from error
     if not isinstance(rows, np.ndarray):
+        rows.close()
         raise HeadwiseError(f"{vectors} must be a .npy file with one matrix, not an archive.")
     if rows.ndim != 2 or rows.dtype.kind != "f":
         raise HeadwiseError(

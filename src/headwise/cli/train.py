@@ -1,27 +1,26 @@
 """`headwise train`: a plan and a text become a model.
 
-Every default is the one of `TrainSettings`. When a run goes on (`--resume`), options that are not
-given keep the values it was started with, so `headwise train -o RUN --resume` is enough; an option
-that is given must agree with them, unless it changes only how often the run is saved.
+Every default is the one of `TrainSettings`. With `--resume`, options that are not given keep the
+values the run was started with, so `headwise train -o RUN --resume` is enough; an option that is
+given must agree with them, unless it only changes how often the run is saved.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli.console import ForceFlag, JsonFlag, command_line, read_text, say, show
+from headwise.cli.console import ForceFlag, JsonFlag, command_line, say, show
 from headwise.cli.report import report_beside
-from headwise.errors import HeadwiseError, OutputError
-from headwise.training.settings import TrainSettings, differences, steps_for
+from headwise.errors import HeadwiseError
+from headwise.training.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from headwise.training.loop import Outcome
-    from headwise.training.run_folder import RunFolder
+    from headwise.training.train import TrainResult
 
 _D = TrainSettings()
 
@@ -41,38 +40,43 @@ def train(
         int, typer.Option(help="Windows per step, over all processes.")
     ] = _D.batch_size,
     context: Annotated[int | None, typer.Option(help="Tokens per window [the plan's].")] = None,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = _D.lr,
-    min_lr: Annotated[float | None, typer.Option(help="Last learning rate [lr/10].")] = None,
-    weight_decay: Annotated[float, typer.Option(help="Decoupled decay.")] = _D.weight_decay,
-    warmup: Annotated[int | None, typer.Option(help="Steps of rising rate [steps/20].")] = None,
-    clip: Annotated[float, typer.Option(help="Longest gradient.")] = _D.clip,
-    accumulate: Annotated[
-        int, typer.Option(help="Parts a process's share of a batch is computed in.")
-    ] = _D.accumulate,
-    seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = _D.seed,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = _D.lr,
+    min_lr: Annotated[float | None, typer.Option(help="Final learning rate [lr/10].")] = None,
+    weight_decay: Annotated[float, typer.Option(help="Decoupled weight decay.")] = _D.weight_decay,
+    warmup: Annotated[int | None, typer.Option(help="Warmup steps [steps/20].")] = None,
+    clip: Annotated[float, typer.Option(help="Clip gradients to this norm.")] = _D.clip,
+    accumulate: Annotated[int, typer.Option(help="Gradient accumulation steps.")] = _D.accumulate,
+    seed: Annotated[
+        int, typer.Option(help="Random seed for weights, batches and dropout.")
+    ] = _D.seed,
     held_out: Annotated[
         float, typer.Option(help="Share of the text that is never trained on.")
     ] = _D.held_out,
     eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = _D.eval_every,
     eval_windows: Annotated[int, typer.Option(help="Windows per validation.")] = _D.eval_windows,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = _D.save_every,
-    keep: Annotated[int, typer.Option(help="Newest checkpoints kept.")] = _D.keep,
+    keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = _D.keep,
     dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = _D.dtype,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = _D.device,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or tokenizer.json [trained on the text].")
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(help="Tokens of a trained tokenizer [the plan's, else 4096].")
+        int | None,
+        typer.Option(help="Vocabulary size of a trained tokenizer [the plan's, else 4096]."),
     ] = None,
     max_chars: Annotated[
         int | None, typer.Option(help="Use only the first N characters of the text.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the run in OUT with its own settings.")
+    ] = False,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a plan's model from scratch; under torchrun, on several processes.
+
+    Run the same command again to resume after a kill; with --resume, -o alone is enough.
 
     Example: headwise train plan.json --text notes.txt --steps 300 -o run
 
@@ -82,7 +86,7 @@ def train(
     try:
         _train(given, as_json=as_json)
     except HeadwiseError as error:
-        if os.environ.get("RANK", "0") != "0":  # the first process says it for all
+        if not _is_first():  # the first process says it for all
             raise SystemExit(2) from error
         raise
 
@@ -94,177 +98,76 @@ def _typed(ctx: typer.Context, name: str) -> bool:
 
 
 def _train(given: dict[str, Any], *, as_json: bool) -> None:
-    from headwise.cli.evaluate import quiet_transformers
-    from headwise.training.loop import check_division
-    from headwise.training.processes import accelerator, on_main
-    from headwise.training.run_folder import RunFolder
-    from headwise.training.scratch import train_prepared
+    from headwise.cli.console import quiet_transformers
+    from headwise.cli.training_view import TrainingView, training_view
+    from headwise.progress import silent
 
     if "out" not in given:
         raise HeadwiseError("headwise train needs a folder for the run; give -o RUN.")
-    folder = RunFolder(given["out"])
-    going_on = _goes_on(folder, given)
-    settings = _resumed(folder, given) if going_on else None
-    if going_on and settings is None:
-        say(f"{folder.path} is finished; the model is in {folder.model}.")
-        _report(folder, as_json=as_json)
-        return
-    quiet_transformers()
-    task = None if settings else _task(given)
-    settings = settings or task.settings  # type: ignore[union-attr]
-    processes = accelerator(settings.device)
-    check_division(settings, processes.num_processes)
-    if task is not None:
-        on_main(processes, lambda: _prepare(task, folder))
-    try:
-        with _observer(processes.is_main_process) as observer:
-            outcome = train_prepared(folder, settings, processes, observer)
-    except OutputError as error:
-        raise OutputError(
-            f"{error} What was saved before is whole; go on with "
-            f"`headwise train -o {folder.path} --resume`."
-        ) from error
-    processes.end_training()
-    if processes.is_main_process:
-        _finish(folder, outcome, as_json=as_json)
-    if outcome.signal:
-        raise typer.Exit(128 + outcome.signal)
-
-
-def _goes_on(folder: RunFolder, given: dict[str, Any]) -> bool:
-    """Whether a run in the folder is to be continued; an unwanted one is refused."""
-    resume, force = given.get("resume", False), given.get("force", False)
-    if resume and force:
-        raise HeadwiseError("--resume goes on with a run and --force replaces it; give only one.")
-    if folder.record.exists() and resume:
-        return True
-    unfinished = resume and {"plan", "text"} <= given.keys()  # killed before its record was written
-    if resume and not unfinished:
-        raise HeadwiseError(
-            f"{folder.path} holds no run to resume; start one with "
-            f"`headwise train PLAN --text TEXT -o {folder.path}`."
-        )
-    if folder.path.exists() and any(folder.path.iterdir()) and not (force or unfinished):
-        raise OutputError(
-            f"{folder.path} exists already; go on with --resume, replace it with --force, or give "
-            "another folder."
-        )
-    return False
-
-
-def _settings(given: dict[str, Any], base: TrainSettings) -> TrainSettings:
-    """`base` with every setting the person gave."""
-    names = {f.name for f in fields(TrainSettings)}
-    return replace(base, **{k: v for k, v in given.items() if k in names})
-
-
-def _task(given: dict[str, Any]) -> Any:
-    """A new run from the command line."""
-    from headwise.devices import chosen_device, training_dtype
-    from headwise.plan import Plan
-    from headwise.training.preparation import Task, TextChoice
-
-    for name, what in (("plan", "a plan file"), ("text", "--text")):
-        if name not in given:
-            raise HeadwiseError(f"headwise train needs {what}; see `headwise train --help`.")
+    if given.get("resume") and given.get("force"):
+        raise HeadwiseError("--resume continues a run and --force replaces it; give only one.")
     if "steps" in given and "tokens" in given:
         raise HeadwiseError("--steps and --tokens both say how long to train; give only one.")
-    path: Path = given["plan"]
-    plan = Plan.from_json(read_text(path, "a plan"), str(path))
-    settings = _settings(given, TrainSettings())
-    device = chosen_device(settings.device)
-    settings = settings.resolved(
-        context=plan.shape.context, device=device, dtype=training_dtype(settings.dtype, device)
-    )
-    if "tokens" in given:
-        assert settings.context is not None
-        n = steps_for(given["tokens"], batch_size=settings.batch_size, context=settings.context)
-        warmup = given.get("warmup", max(1, n // 20))
-        settings = replace(settings, steps=n, warmup=warmup)
-    choice = TextChoice(
-        given["text"], given.get("max_chars"), given.get("tokenizer"), given.get("vocab_size")
-    )
-    return Task(plan=plan, text=choice, settings=settings, command=command_line())
+    quiet_transformers()
+    with training_view(_is_first()) as observer:
+        progress = observer.prepared if isinstance(observer, TrainingView) else silent
+        result = _result(given, observer=observer, progress=progress)
+    if _is_first():
+        _tell(result, as_json=as_json)
+    if result.signal:
+        raise typer.Exit(128 + result.signal)
 
 
-def _resumed(folder: RunFolder, given: dict[str, Any]) -> TrainSettings | None:
-    """The settings a run goes on with, or None if it is finished; contradictions are refused."""
-    from headwise.devices import chosen_device, training_dtype
-    from headwise.plan import Plan
-    from headwise.training.preparation import plan_hash
-
-    record = folder.read_record()
-    old = TrainSettings.from_dict(record["settings"], str(folder.record))
-    new = _settings(given, old)
-    device = chosen_device(new.device)
-    new = replace(new, device=device, dtype=training_dtype(new.dtype, device))
-    changed = list(differences(old, new))
-    if "tokens" in given:
-        assert old.context is not None
-        n = steps_for(given["tokens"], batch_size=old.batch_size, context=old.context)
-        changed += [f"steps {old.steps} → {n}"] if n != old.steps else []
-    for flag, key in (
-        ("text", "source"),
-        ("max_chars", "max_chars"),
-        ("tokenizer", "tokenizer"),
-        ("vocab_size", "vocab_size"),
-    ):
-        if flag in given and given[flag] != record["text"][key]:
-            changed.append(f"{flag} {record['text'][key]} → {given[flag]}")
-    if "plan" in given:
-        path: Path = given["plan"]
-        plan = Plan.from_json(read_text(path, "a plan"), str(path))
-        if plan_hash(plan) != record["plan_sha256"]:
-            changed.append("another plan")
-    if changed:
-        raise HeadwiseError(
-            f"{folder.path} was started with other settings, and going on with these would change "
-            f"its result ({'; '.join(changed)}); leave them out, or start a new run."
-        )
-    return None if record["status"] == "finished" else new
+def _is_first() -> bool:
+    """Whether this is the process that speaks; torchrun starts several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
-def _prepare(task: Any, folder: RunFolder) -> None:
-    from headwise.cli.progress import shown
-    from headwise.training.preparation import prepare
+def _result(given: dict[str, Any], **watchers: Any) -> TrainResult:
+    from headwise.training.train import resume_training, train
 
-    with shown("tokenising (characters)") as progress:
-        prepare(task, folder, progress.update)
-    text = folder.read_record()["text"]
-    say(
-        f"{text['source']}: {text['train_tokens']} tokens to train on, {text['held_out_tokens']} "
-        f"held out ({text['split']})."
+    names = {f.name for f in fields(TrainSettings)}
+    settings = {k: v for k, v in given.items() if k in names}
+    out, plan, text = given["out"], given.get("plan"), given.get("text")
+    options: dict[str, Any] = {k: given.get(k) for k in ("tokenizer", "vocab_size", "max_chars")}
+    new = not (out / "run.json").exists() and plan is not None and text is not None
+    if given.get("resume") and not new:
+        return resume_training(out, settings, plan=plan, text=text, **options, **watchers)
+    for value, what in ((plan, "a plan file"), (text, "--text")):
+        if value is None:
+            raise HeadwiseError(f"headwise train needs {what}; see `headwise train --help`.")
+    assert plan is not None
+    assert text is not None
+    return train(
+        plan,
+        text,
+        out,
+        settings=TrainSettings(**settings),
+        **options,
+        force=given.get("force", False),
+        command=command_line(),
+        **watchers,
     )
 
 
-def _observer(main: bool) -> Any:
-    from headwise.cli.training_view import training_view
-
-    return training_view(main)
-
-
-def _finish(folder: RunFolder, outcome: Outcome, *, as_json: bool) -> None:
-    if outcome.signal:
+def _tell(result: TrainResult, *, as_json: bool) -> None:
+    if result.signal:
         say(
-            f"Stopped by a signal after step {outcome.progress.step}, which is saved; go on with "
-            f"`headwise train -o {folder.path} --resume`."
+            f"Stopped after a signal; the newest step is saved. Run the same command again, or "
+            f"`headwise train -o {result.folder} --resume`, to resume."
         )
+    elif not (result.folder / "report.html").exists():
+        report_beside(result.folder)
     else:
-        report_beside(folder.path)
-    _report(folder, as_json=as_json)
-
-
-def _report(folder: RunFolder, *, as_json: bool) -> None:
-    record = folder.read_record()
-    last = record.get("last") or {}
+        say(f"{result.folder} is finished; the model is in {result.model}.")
+    last = {} if result.last is None else result.last.row()
     document = {
-        "run": str(folder.path),
-        "model": str(folder.model) if record["status"] == "finished" else None,
-        "status": record["status"],
+        "run": str(result.folder),
+        "model": None if result.model is None else str(result.model),
+        "status": result.status,
         **{k: last.get(k) for k in ("step", "loss", "held_out_loss", "tokens", "seconds")},
     }
-    held_out = last.get("held_out_loss")
-    words = f"{record['status']} at step {last.get('step')}, loss {last.get('loss', 0):.4f}"
-    words += "" if held_out is None else f", held-out loss {held_out:.4f}"
-    words += f"\n{document['model']}" if document["model"] else ""
+    words = f"{result.status} at step {last.get('step')}, loss {last.get('loss', 0):.4f}"
+    words += f", held-out loss {last['held_out_loss']:.4f}" if "held_out_loss" in last else ""
+    words += f"\n{result.model}" if result.model else ""
     show(document, as_json=as_json, render=words)

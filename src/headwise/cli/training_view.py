@@ -10,8 +10,7 @@ from headwise.cli.progress import Shown, shown
 from headwise.training.loop import Observer
 
 if TYPE_CHECKING:
-    from headwise.training.checkpoint import Progress
-    from headwise.training.metrics import StepRecord
+    from headwise.training.checkpoint import Position, StepRecord
     from headwise.training.settings import TrainSettings
 
 
@@ -22,11 +21,11 @@ class TrainingView(Observer):
         self.progress, self.steps = progress, 0
         self.held_out = ""
 
-    def began(self, progress: Progress, settings: TrainSettings) -> None:
-        """Say where a run goes on."""
+    def began(self, position: Position, settings: TrainSettings) -> None:
+        """Say where a run resumes."""
         self.steps = settings.steps
-        if progress.step:
-            self.progress.note(f"Going on after step {progress.step} of {settings.steps}.")
+        if position.step:
+            self.progress.note(f"Resuming after step {position.step} of {settings.steps}.")
 
     def stepped(self, record: StepRecord) -> None:
         """Show the newest numbers."""
@@ -34,6 +33,10 @@ class TrainingView(Observer):
             self.held_out = f" · held out {record.held_out_loss:.4f}"
         words = f"loss {record.loss:.4f}{self.held_out} · {record.tokens_per_second:,.0f} tokens/s"
         self.progress.update(record.step, self.steps, words)
+
+    def prepared(self, what: str, done: int, total: int) -> None:
+        """Show how far the work before the first step is."""
+        self.progress.update(done, total, what)
 
     def noted(self, message: str) -> None:
         """Pass a message on."""

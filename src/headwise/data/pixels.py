@@ -29,6 +29,7 @@ class ImageReader:
     folder: str  # of the model, or the hub's name
     shape: Shape  # that the model reads
     trust_remote_code: bool = False
+    processor: Any = None  # of a live model, in place of the folder's
 
     def pixels(
         self, images: Images, most: int | None = None
@@ -49,7 +50,9 @@ class ImageReader:
         return found
 
     def _prepared(self, images: Sequence[Image]) -> Iterator[np.ndarray]:
-        processor = _processor(self.folder, trust_remote_code=self.trust_remote_code)
+        processor = self.processor or _processor(
+            self.folder, trust_remote_code=self.trust_remote_code
+        )
         mode = _MODES.get(self.shape[0], "RGB")
         for start in range(0, len(images), AT_ONCE):
             taken = [_opened(image.file, mode) for image in images[start : start + AT_ONCE]]

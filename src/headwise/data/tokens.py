@@ -13,10 +13,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import UInt32
+from jaxtyping import Integer, UInt32
 
 from headwise.errors import HeadwiseError, reason_of
 
@@ -57,8 +57,13 @@ def trained_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedTo
     )
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer in a Hugging Face folder, a tokenizer.json, or of a hub name."""
+def load_tokenizer(
+    path: str, *, config: Any = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer in a Hugging Face folder, a tokenizer.json, or of a hub name.
+
+    `config` is the model's, where it has been read already.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     refuse_absent_path(path, "a tokenizer (a Hugging Face folder or a tokenizer.json)")
@@ -70,7 +75,9 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
             if tokenizer.eos_token is None and END_OF_TEXT in tokenizer.get_vocab():
                 tokenizer.eos_token = END_OF_TEXT
             return tokenizer
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            path, config=config, trust_remote_code=trust_remote_code
+        )
     # transformers and tokenizers raise many kinds here, plain Exception among them.
     except Exception as error:
         raise HeadwiseError(
@@ -93,10 +100,12 @@ def token_stream(
     documents: Sequence[str],
     progress: Progress | None = None,
     most: int | None = None,
+    vocab_size: int | None = None,
 ) -> UInt32[np.ndarray, " n"]:
     """The documents' tokens, or the `most` first of them, the end of text after each document.
 
-    A tokenizer without an end-of-text token joins the documents directly.
+    A tokenizer without an end-of-text token joins the documents directly. A token beyond
+    `vocab_size`, the number that the model knows, is an error.
     """
     total, done, made = sum(map(len, documents)), 0, 0
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -113,7 +122,20 @@ def token_stream(
             progress(done, total)
         if most is not None and made >= most:
             break
-    return np.concatenate(parts)[:most]
+    stream = np.concatenate(parts)[:most]
+    if vocab_size is not None:
+        refuse_unknown_tokens(stream, vocab_size)
+    return stream
+
+
+def refuse_unknown_tokens(stream: Integer[np.ndarray, ...], vocab_size: int) -> None:
+    """Raise if a token of the stream is beyond the vocabulary of its model."""
+    highest = int(stream.max(initial=0))
+    if highest >= vocab_size:
+        raise HeadwiseError(
+            f"the tokenizer gives token {highest}, but the model knows only {vocab_size}; give the "
+            "tokenizer that belongs to the model."
+        )
 
 
 def _marked_pieces(document: str) -> Iterator[tuple[str, bool]]:

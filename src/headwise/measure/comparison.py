@@ -1,4 +1,4 @@
-"""A model against the one it was made from, on the same windows of the same text.
+"""A model against the one it was made from, on the same windows of text, sentences or images.
 
 Per token, where p are the reference's next-token probabilities and q the model's:
 
@@ -9,22 +9,26 @@ Per token, where p are the reference's next-token probabilities and q the model'
 The mean is over tokens. `drift` is the KL by the number of tokens before the prediction, in
 doubling steps (1, 2, 3–4, 5–8, …): an error that builds up along the sequence shows there.
 `window_kl` is the mean of each window: a cut can fail altogether on a few that begin unluckily.
+
+Encoders and image models are compared by the cosine between their embeddings, the means of the
+last hidden states; of a classifier, agreement and KL are those of the classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Float16, Integer
 
+from headwise.data.images import PIXELS
 from headwise.errors import HeadwiseError
 from headwise.measure.likelihood import (
     DEFAULT_WINDOW,
-    Tick,
     Window,
     batched_windows,
     check_vocabulary,
@@ -33,26 +37,19 @@ from headwise.measure.likelihood import (
     sliding_windows,
     windows_at_once,
 )
+from headwise.measure.record import Drift, ImageQuality
+from headwise.progress import Progress, silent
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _ROWS = 256  # positions whose probabilities are compared at once
+_IMAGES = 16  # images run together
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
-    """Mean KL of the predictions made after `first … last` tokens."""
-
-    first: int
-    last: int
-    tokens: int
-    kl: float
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class TextComparison:
     """Means over all scored tokens."""
 
     tokens: int
@@ -67,20 +64,20 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Perplexity ÷ the reference's; infinity where that is beyond a float."""
+        """Perplexity ÷ the reference's; infinite where that overflows a float."""
         gap = self.nll - self.reference_nll
         return math.exp(gap) if gap < 709 else math.inf
 
 
-def comparison(
+def text_comparison(
     model: PreTrainedModel,
     reference: PreTrainedModel,
     stream: Integer[np.ndarray, " n"],
     *,
     window: int = DEFAULT_WINDOW,
     stride: int | None = None,
-    tick: Tick | None = None,
-) -> Comparison:
+    progress: Progress = silent,
+) -> TextComparison:
     """Score every token of `stream` but the first with both models.
 
     `stride` is `window` unless given: then each position of a window is scored equally often.
@@ -95,8 +92,7 @@ def comparison(
     at_once = max(1, windows_at_once(reference, window) // 2)
     for group in batched_windows(sliding_windows(n_tokens, window, stride), at_once):
         window_kl += _add(sums, model, reference, stream, group)
-        if tick is not None:
-            tick(group[-1].end, n_tokens)
+        progress("scoring", group[-1].end, n_tokens)
     if not np.isfinite(sums).all():
         raise HeadwiseError(
             "a model's predictions on this text are not numbers (NaN or infinity); a cut or "
@@ -104,11 +100,16 @@ def comparison(
         )
     _, nll, reference_nll, agreed, kl = (sums.sum(0) / n_tokens).tolist()
     drift = tuple(
-        Drift(2**b // 2 + 1 if b else 1, 2**b, int(row[0]), float(row[4] / row[0]))
+        Drift(
+            first=2**b // 2 + 1 if b else 1,
+            last=2**b,
+            tokens=int(row[0]),
+            kl=float(row[4] / row[0]),
+        )
         for b, row in enumerate(sums)
         if row[0]
     )
-    return Comparison(
+    return TextComparison(
         n_tokens, window, stride, nll, reference_nll, agreed, kl, drift, tuple(window_kl)
     )
 
@@ -120,7 +121,7 @@ def embedding_cosines(
     sentences: Sequence[str],
     *,
     max_length: int = 128,
-    tick: Tick | None = None,
+    progress: Progress = silent,
 ) -> list[float]:
     """The cosine between both encoders' mean-pooled embeddings, sentence by sentence."""
     import torch
@@ -134,8 +135,7 @@ def embedding_cosines(
         with torch.inference_mode():
             own, other = (_pooled(one, batch).double() for one in (model, reference))
             found += torch.nn.functional.cosine_similarity(own, other).tolist()
-        if tick is not None:
-            tick(len(found), len(sentences))
+        progress("embedding", len(found), len(sentences))
     return found
 
 
@@ -199,3 +199,80 @@ def _pooled(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     states: Tensor = model(**batch).last_hidden_state
     there = batch["attention_mask"][..., None].to(states.dtype)
     return (states * there).sum(1) / there.sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageComparison:
+    """What became of every image."""
+
+    cosines: tuple[float, ...]
+    agreed: tuple[bool, ...]  # on the first class; empty without classes
+    divergences: tuple[float, ...]
+
+    def quality(self, **facts: Any) -> ImageQuality:
+        """Means and the worst, with the facts about the images."""
+        n = len(self.cosines)
+        return ImageQuality(
+            **facts,
+            images=n,
+            cosine=math.fsum(self.cosines) / n,
+            least_cosine=min(self.cosines),
+            top_agreement=sum(self.agreed) / n if self.agreed else None,
+            kl=math.fsum(self.divergences) / n if self.agreed else None,
+        )
+
+
+def image_comparison(
+    model: Any,
+    reference: Any,
+    pixels: Float16[np.ndarray, "images channels height width"],
+    *,
+    progress: Progress = silent,
+) -> ImageComparison:
+    """Both models on every image; classes are compared where the models have them."""
+    import torch
+
+    cosines: list[float] = []
+    agreed: list[bool] = []
+    divergences: list[float] = []
+    for start in range(0, len(pixels), _IMAGES):
+        some = torch.from_numpy(pixels[start : start + _IMAGES])
+        with torch.inference_mode():
+            (own, q), (other, p) = (_answer(one, some) for one in (model, reference))
+            cosines += torch.nn.functional.cosine_similarity(own, other).tolist()
+            if p is not None and q is not None:
+                agreed += (p.argmax(-1) == q.argmax(-1)).tolist()
+                divergences += (p.exp() * (p - q)).sum(-1).tolist()
+        progress("comparing", len(cosines), len(pixels))
+    if not np.isfinite([*cosines, *divergences]).all():
+        raise HeadwiseError(
+            "a model's answers to these images are not numbers (NaN or infinity); a cut model that "
+            "does this is broken, in half precision try --dtype fp32."
+        )
+    return ImageComparison(tuple(cosines), tuple(agreed), tuple(divergences))
+
+
+def _answer(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Embeddings, and the logarithms of the classes' probabilities if the model has classes."""
+    states: list[Tensor] = []
+    with _last_states(model, states):
+        output = model(**{PIXELS: pixels.to(model.device, model.dtype)})
+    logits = output.get("logits")
+    embeddings = states[0].double().mean(1).cpu()
+    return embeddings, None if logits is None else logits.double().log_softmax(-1).cpu()
+
+
+@contextmanager
+def _last_states(model: Any, states: list[Tensor]) -> Iterator[None]:
+    """Below a head, too: the states are noted as they leave the stock model's body."""
+    from headwise.models.backbones_headwise import base_of
+    from headwise.models.build import inner
+
+    def note(module: Any, args: Any, output: Any) -> None:
+        states.append(output.last_hidden_state)
+
+    handle = base_of(inner(model)).register_forward_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headwise.errors import HeadwiseError
-from headwise.measure.likelihood import start_token
-from headwise.measure.loading import model_context
+from headwise.measure.likelihood import model_context, start_token
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from headwise.data.text import Text
-from headwise.data.tokens import token_stream
+from headwise.data.tokens import refuse_unknown_tokens, token_stream
 from headwise.errors import HeadwiseError
+from headwise.progress import Progress, silent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
 DEFAULT_WINDOW = 1024
-
-Tick = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def likelihood(
     *,
     window: int = DEFAULT_WINDOW,
     stride: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress = silent,
 ) -> Likelihood:
     """Score every token of `stream` but the first, which is only context."""
     stride = window // 2 or 1 if stride is None else stride
@@ -107,8 +106,7 @@ def likelihood(
     ):
         total += _group_nll(model, stream, group)
         done = group[-1].end
-        if tick is not None:
-            tick(done, n_tokens)
+        progress("scoring", done, n_tokens)
     if not math.isfinite(total):
         raise HeadwiseError(
             "the model's predictions are not numbers (NaN or infinite) on this text; its weights "
@@ -189,10 +187,26 @@ def windows_at_once(model: PreTrainedModel, window: int) -> int:
 
 def check_vocabulary(model: PreTrainedModel, stream: Integer[np.ndarray, " n"]) -> None:
     """Raise if a token of the stream is not in the model's vocabulary."""
-    known = model.get_input_embeddings().weight.size(0)  # type: ignore[operator]
-    highest = int(stream.max())
-    if highest >= known:
+    refuse_unknown_tokens(stream, model.get_input_embeddings().weight.size(0))  # type: ignore[operator]
+
+
+def window_of(model: PreTrainedModel, asked: int | None) -> int:
+    """The window asked for, or the usual one; neither is longer than the model's context."""
+    context = model_context(model)
+    if asked is None:
+        return min(context or DEFAULT_WINDOW, DEFAULT_WINDOW)
+    if context is not None and asked > context:
         raise HeadwiseError(
-            f"the tokenizer gives token {highest}, but the model knows only {known}; give the "
-            "tokenizer that belongs to the model."
+            f"window must be at most the model's context of {context} tokens, got {asked}."
         )
+    return asked
+
+
+def model_context(model: PreTrainedModel) -> int | None:
+    """The longest input that the model's config states, if it states one."""
+    config = model.config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

@@ -7,10 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headwise.nn.checkpoint import Checkpoint
-
 if TYPE_CHECKING:
-    from headwise.plan import Plan
+    from headwise.source import Source
 
 # What older files store beside the parameters: masks and rotary frequencies.
 _NOT_PARAMETERS = ("inv_freq", "masked_bias", "position_ids")
@@ -21,19 +19,15 @@ class Counted:
     """Numbers stored in a checkpoint's files."""
 
     attn_params: int  # weights and biases of the four projections, all layers
-    total_params: int  # tied embeddings once
+    params: int  # tied embeddings once
 
 
-def counted(checkpoint: Checkpoint) -> Counted:
+def counted(source: Source) -> Counted:
     """Parameters by the headers of the files."""
-    import torch
+    from headwise.models.backbones_headwise import family_of, stock_attentions
+    from headwise.models.build import inner
 
-    from headwise.nn.backbones_headwise import family_of, stock_attentions
-    from headwise.nn.build import inner
-    from headwise.nn.stock_names import stock_names
-
-    with torch.device("meta"):
-        model = _empty_model(checkpoint)
+    model = source.empty()
     backbone = inner(model)
     family = family_of(backbone.config.model_type)
     within: set[Any] = set()
@@ -43,11 +37,11 @@ def counted(checkpoint: Checkpoint) -> Counted:
         if family.holds_output:
             within |= set(layer.get_submodule(family.holds_output).parameters())
     wanted = {name for name, p in model.named_parameters() if p in within}
-    names = stock_names(checkpoint, model)
+    names, checkpoint = source.names(), source.checkpoint
     stored = checkpoint.stored
     return Counted(
         attn_params=sum(stored[names[name]].numel for name in wanted),
-        total_params=sum(
+        params=sum(
             s.numel
             for name, s in stored.items()
             if s.dtype.is_floating_point
@@ -56,18 +50,6 @@ def counted(checkpoint: Checkpoint) -> Counted:
             and len(s.shape) < 4 + (".weight" in name)  # GPT-2's masks are 4-dimensional "biases"
         ),
     )
-
-
-def plan_in(checkpoint: Checkpoint) -> Plan:
-    """The plan a checkpoint follows: its own, or the uniform one of a stock model."""
-    from headwise.nn.shapes import stock_plan
-    from headwise.nn.stock_names import config_of
-    from headwise.plan import Plan
-
-    config = config_of(checkpoint)
-    if config.model_type == "headwise":
-        return Plan.from_dict(config.plan, f"{checkpoint.folder}'s config")
-    return stock_plan(config)
 
 
 def cache_bytes(model: Any, n_tokens: int = 4) -> int:
@@ -80,14 +62,3 @@ def cache_bytes(model: Any, n_tokens: int = 4) -> int:
     tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
     # A sliding layer may keep fewer tokens than it was given.
     return sum(t.nbytes // t.shape[-2] for t in tensors)
-
-
-def _empty_model(checkpoint: Checkpoint) -> Any:
-    from headwise.nn.shapes import TASKS, checkpoint_task, plan_errors, stock_class
-    from headwise.nn.stock_names import config_of
-
-    config = config_of(checkpoint)
-    with plan_errors():
-        task = checkpoint_task(config)
-        ours = config.model_type == "headwise"
-        return TASKS[task](config) if ours else stock_class(config, task)(config)

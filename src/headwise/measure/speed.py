@@ -1,8 +1,8 @@
-"""Tokens per second of several models side by side; an image is as many as it has patches.
+"""Tokens per second of several models side by side; an image counts as many as it has patches.
 
 The models take turns within every repetition, first in one order, then in the other, after a
-warm-up that is not counted: a machine that slows down slows all of them, and their ratio stays
-fair. Given are the median and the spread.
+warmup that is not counted: a machine that slows down slows all of them, and their ratio stays
+fair. The result is the median and the spread.
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headwise.measure.record import Rate
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Tokens per second: the median, the slowest and the fastest repetition."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +36,9 @@ def speeds(
     repeats: int = 5,
     inputs: Mapping[str, Tensor] | None = None,
 ) -> tuple[Speed, ...]:
-    """The speed of each model with one sequence of `prompt` tokens; no decoding if none are new.
+    """The speed of each model on one sequence of `prompt` tokens; 0 `new_tokens` skips decoding.
 
-    The prompt is made of random tokens, or is `inputs` (an image).
+    The prompt is random tokens, or `inputs` (an image).
     """
     prefills: list[list[float]] = [[] for _ in models]
     decodes: list[list[float]] = [[] for _ in models]
@@ -63,7 +56,7 @@ def speeds(
 
 
 def _prompt(model: Any, length: int) -> Mapping[str, Tensor]:
-    """Random tokens that the model knows."""
+    """Random tokens of the model's vocabulary."""
     import torch
 
     vocabulary = model.get_input_embeddings().weight.size(0)
@@ -89,7 +82,7 @@ def _timed(model: Any, prompt: int | Mapping[str, Tensor], new_tokens: int) -> t
 
 
 def _now(device: torch.device) -> float:
-    """The time when everything asked of the device is done."""
+    """The time once the device has finished its work."""
     import torch
 
     if device.type == "cuda":

@@ -1,45 +1,57 @@
-"""The proof beside a cut model: quality, size and speed against its source, in one document.
+"""A cut model measured against its source: quality, size and speed, in one record.
 
-Quality is measured on the same windows for both models, size is counted in the files and in a live
-cache and set beside what the plan says, speed is taken in turns. Nothing is printed here; the
-document is JSON-ready.
+Quality is measured on the same windows for both models. Size is counted in the files and in a live
+cache, and compared with what the plan says. Speed is taken in turns.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise import artifacts
 from headwise.data.images import PIXELS, Images
+from headwise.data.pixels import ImageReader
 from headwise.data.text import Text, read_source
 from headwise.devices import Dtype
 from headwise.errors import HeadwiseError
-from headwise.measure.comparison import Comparison, comparison, embedding_cosines
-from headwise.measure.images import image_comparison
-from headwise.measure.likelihood import DEFAULT_WINDOW, scored_stream
-from headwise.measure.loading import model_context
-from headwise.measure.pairs import Pair, loaded_pair
-from headwise.measure.size import Counted, cache_bytes, counted, plan_in
+from headwise.measure.comparison import embedding_cosines, image_comparison, text_comparison
+from headwise.measure.likelihood import model_context, scored_stream, window_of
+from headwise.measure.record import (
+    SIZE_NAMES,
+    CacheChange,
+    EmbeddingQuality,
+    LanguageQuality,
+    Quality,
+    Rate,
+    RateChange,
+    SizeChange,
+    SizeChanges,
+    SpeedChanges,
+    Targets,
+    Verification,
+    Windows,
+)
+from headwise.measure.size import cache_bytes, counted
 from headwise.measure.speed import speeds
-from headwise.nn.checkpoint import Checkpoint
-from headwise.nn.sources import local_folder
-from headwise.plan import Cost
+from headwise.models.record import CUT_RECORD, read_cut_record
 from headwise.planning.cost import cost
+from headwise.progress import Progress, silent
+from headwise.source import AnyModel, Kind, Source, open_source, refuse_other_kind
 
-VERIFY_FORMAT = "headwise-verify/1"
-Progress = Callable[[str, int, int], None]  # what, done, in all
+if TYPE_CHECKING:
+    from headwise.source import Reader
 
-
-BROKEN = 2.0  # nats per token between a window's predictions: as good as another model's
+BROKEN = 2.0  # mean KL of a window, in nats per token, above which it counts as broken
+_KINDS = {"causal": "a causal model", "encoder": "an encoder", "image": "an image model"}
+MAX_SENTENCE = 128  # tokens of a sentence that encoders are compared on
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VerifySettings:
     """How to measure; the defaults take seconds for a small model."""
 
     window: int | None = None  # default: the context, at most 1024
@@ -54,139 +66,202 @@ class Settings:
     repeats: int = 5  # of the timings; 0 leaves them out
 
 
-def verification(
-    out: str,
-    against: str,
-    texts: Sequence[str | Text | Images],
-    settings: Settings | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Measure `out` against `against`; the first text is of the domain it was calibrated on."""
-    settings = settings or Settings()
-    sources = [read_source(text) if isinstance(text, str) else text for text in texts]
-    folders = local_folder(out), local_folder(against)
-    files = Checkpoint.open(folders[0]), Checkpoint.open(folders[1])
-    pair = loaded_pair(folders, files, sources, settings)
-    used = calibration_hashes(folders[0])
-    measured = [_quality(pair, source, settings, progress) for source in sources]
-    document: dict[str, Any] = {"format": VERIFY_FORMAT, "model": out, "against": against}
-    document["kind"] = pair.kind
-    document["texts"] = [
-        {
+def verify(
+    cut: AnyModel,
+    against: AnyModel,
+    texts: str | Text | Images | Sequence[str | Text | Images],
+    settings: VerifySettings | None = None,
+    *,
+    targets: Targets | None = None,
+    progress: Progress = silent,
+) -> Verification:
+    """Measure a cut model against the model it was cut from.
+
+    The first text (or set of images) is of the kind the model was calibrated on; the others show
+    what the cut costs elsewhere. A missed target is not an error: see `met` and `targets`.
+    """
+    settings, targets = settings or VerifySettings(), targets or Targets()
+    given = [texts] if isinstance(texts, str | Text | Images) else list(texts)
+    if not given:
+        raise HeadwiseError("a verification needs at least one text or set of images; give one.")
+    sources = [read_source(text) if isinstance(text, str) else text for text in given]
+    model, reference = (
+        open_source(one, tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code)
+        for one in (cut, against)
+    )
+    seen = seen_texts(model.folder)
+    pair = load_pair(model, reference, sources, device=settings.device, dtype=settings.dtype)
+    targets.check(pair.kind)
+    qualities: list[Quality] = []
+    for i, source in enumerate(sources):
+        facts = {
             "source": source.source,
             "sha256": source.sha256,
             "role": "other text" if i else "calibration domain",
-            "is_calibration_text": source.sha256 in used,
-            **found,
+            "is_calibration_text": source.sha256 in seen,
         }
-        for i, (source, found) in enumerate(zip(sources, measured, strict=True))
-    ]
-    document["size"] = _sizes(pair, files)
-    document["speed"] = _speeds(pair, settings)
-    document["warnings"] = list(_warnings(document, known=bool(used)))
-    document["device"] = pair.model.device.type
-    document["dtype"] = str(pair.model.dtype).removeprefix("torch.")
-    document["versions"] = dict(artifacts.versions(("headwise", "torch", "transformers")))
-    return document
+        qualities.append(_quality(pair, source, facts, settings, progress))
+    size = _size_changes(pair, (model, reference))
+    judged = targets.judge(qualities, size)
+    warnings = [*_text_warnings(model.name, pair.kind, qualities, known=bool(seen))]
+    return Verification(
+        model=model.name,
+        against=reference.name,
+        kind=pair.kind,
+        texts=tuple(qualities),
+        size=size,
+        speed=_speed_changes(pair, settings) if settings.repeats else None,
+        targets=judged,
+        met=all(target.met for target in judged),
+        warnings=(*warnings, *_size_warnings(size)),
+        device=pair.model.device.type,
+        dtype=str(pair.model.dtype).removeprefix("torch."),
+        versions=dict(artifacts.versions(("headwise", "torch", "transformers"))),
+    )
 
 
-def calibration_hashes(folder: Path) -> frozenset[str]:
-    """The SHA-256 of all texts and images that a headwise.json says its model was made with."""
-    try:
-        record = json.loads((folder / "headwise.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The model and its source, loaded alike."""
+
+    model: Any
+    reference: Any
+    reader: Any  # the tokenizer, or the image reader
+    kind: Kind
+    context: int  # of an image: its tokens
+
+    @property
+    def causal(self) -> bool:
+        """Whether the models write text."""
+        return self.kind == "causal"
+
+
+def load_pair(
+    model: Source,
+    reference: Source,
+    texts: Sequence[Text | Images],
+    *,
+    device: str = "auto",
+    dtype: Dtype = "auto",
+) -> Pair:
+    """Both models with what they have in common; `texts` must be what they read."""
+    if model.kind != reference.kind:
+        raise HeadwiseError(
+            f"{_KINDS[model.kind]} and {_KINDS[reference.kind]} cannot be compared; give the model "
+            "this one was made from."
+        )
+    for text in texts:
+        refuse_other_kind(model.reader, text)
+    _refuse_other_reader(model.reader, reference.reader)
+    # A head that only one of the two has cannot be compared.
+    task = model.task if model.task == reference.task else "bare"
+    own, dense = (one.load(task, device=device, dtype=dtype) for one in (model, reference))
+    return Pair(own, dense, reference.reader, reference.kind, reference.plan.shape.context)
+
+
+def _refuse_other_reader(own: Reader, reference: Reader) -> None:
+    """Raise unless both models can be given the same inputs."""
+    if isinstance(own, ImageReader) or isinstance(reference, ImageReader):
+        assert isinstance(own, ImageReader)
+        assert isinstance(reference, ImageReader)
+        if own.shape != reference.shape:
+            raise HeadwiseError(
+                f"both models must read images of one size, got {own.shape} and "
+                f"{reference.shape}; give the model this one was made from."
+            )
+    elif own.get_vocab() != reference.get_vocab():
+        raise HeadwiseError(
+            "both models must have one tokenizer, but theirs differ; give the model this one was "
+            "made from."
+        )
+
+
+def seen_texts(folder: Path | None) -> frozenset[str]:
+    """The SHA-256 of all texts and images a model was made with; empty if it does not say."""
+    if folder is None or not (folder / CUT_RECORD).exists():
         return frozenset()
-    return frozenset(_hashes(record))
-
-
-def _hashes(record: Any) -> Iterator[str]:
-    if isinstance(record, dict):
-        for key, value in record.items():
-            if key in {"text_sha256", "images_sha256"} and isinstance(value, str):
-                yield value
-            else:
-                yield from _hashes(value)
-    elif isinstance(record, list):
-        for value in record:
-            yield from _hashes(value)
+    return read_cut_record(folder).seen
 
 
 def _quality(
-    pair: Pair, source: Text | Images, settings: Settings, progress: Progress | None
-) -> dict[str, Any]:
-    def tick(done: int, total: int) -> None:
-        if progress is not None:
-            progress(source.source, done, total)
+    pair: Pair,
+    source: Text | Images,
+    facts: dict[str, Any],
+    settings: VerifySettings,
+    progress: Progress,
+) -> Quality:
+    def report(what: str, done: int, total: int) -> None:
+        progress(source.source, done, total)
 
     if isinstance(source, Images):
         most = settings.max_tokens and max(1, settings.max_tokens // pair.context)
         pixels = pair.reader.pixels(source, most)
-        return image_comparison(pair.model, pair.reference, pixels, tick=tick).to_dict()
-    return _text(pair, source, settings, tick)
-
-
-def _text(
-    pair: Pair, source: Text, settings: Settings, tick: Callable[[int, int], None]
-) -> dict[str, Any]:
-    context = model_context(pair.reference)
-    window = settings.window or min(context or DEFAULT_WINDOW, DEFAULT_WINDOW)
-    if context is not None and window > context:
-        raise HeadwiseError(
-            f"window must be at most the model's context of {context} tokens, got {window}."
-        )
+        found = image_comparison(pair.model, pair.reference, pixels, progress=report)
+        return found.quality(**facts)
+    window = window_of(pair.reference, settings.window)
     if pair.causal:
-        stream, _ = scored_stream(pair.reader, source, settings.max_tokens)
-        found = comparison(
-            pair.model,
-            pair.reference,
-            stream,
-            window=window,
-            stride=settings.stride,
-            tick=tick,
-        )
-        return _language(found)
-    sentences = _sentences(source, settings.max_tokens)
+        return _language_quality(pair, source, facts, settings, report, window=window)
     cosines = embedding_cosines(
         pair.model,
         pair.reference,
         pair.reader,
-        sentences,
-        max_length=min(window, 128),
-        tick=tick,
+        _sentences(source, settings.max_tokens),
+        max_length=min(window, MAX_SENTENCE),
+        progress=report,
     )
-    return {
-        "sentences": len(cosines),
-        "cosine": math.fsum(cosines) / len(cosines),
-        "least_cosine": min(cosines),
-    }
+    return EmbeddingQuality(
+        **facts,
+        sentences=len(cosines),
+        cosine=math.fsum(cosines) / len(cosines),
+        least_cosine=min(cosines),
+    )
 
 
-def _language(found: Comparison) -> dict[str, Any]:
+def _language_quality(
+    pair: Pair,
+    source: Text,
+    facts: dict[str, Any],
+    settings: VerifySettings,
+    progress: Progress,
+    *,
+    window: int,
+) -> LanguageQuality:
+    stream, _ = scored_stream(pair.reader, source, settings.max_tokens)
+    found = text_comparison(
+        pair.model,
+        pair.reference,
+        stream,
+        window=window,
+        stride=settings.stride,
+        progress=progress,
+    )
+
     def perplexity(nll: float) -> float | None:
         return math.exp(nll) if nll < 709 else None
 
-    return {
-        "tokens": found.tokens,
-        "window": found.window,
-        "stride": found.stride,
-        "perplexity": perplexity(found.nll),
-        "dense_perplexity": perplexity(found.reference_nll),
-        "ratio": found.ratio if math.isfinite(found.ratio) else None,
-        "nll": found.nll,
-        "dense_nll": found.reference_nll,
-        "top_agreement": found.top_agreement,
-        "kl": found.kl,
-        "by_position": [asdict(one) for one in found.drift],
-        "windows": {
-            "count": len(found.window_kl),
-            "broken": sum(kl > BROKEN for kl in found.window_kl),
-            "worst_kl": max(found.window_kl),
-        },
-    }
+    return LanguageQuality(
+        **facts,
+        tokens=found.tokens,
+        window=found.window,
+        stride=found.stride,
+        perplexity=perplexity(found.nll),
+        dense_perplexity=perplexity(found.reference_nll),
+        ratio=found.ratio if math.isfinite(found.ratio) else None,
+        nll=found.nll,
+        dense_nll=found.reference_nll,
+        top_agreement=found.top_agreement,
+        kl=found.kl,
+        by_position=found.drift,
+        windows=Windows(
+            count=len(found.window_kl),
+            broken=sum(kl > BROKEN for kl in found.window_kl),
+            worst_kl=max(found.window_kl),
+        ),
+    )
 
 
 def _sentences(source: Text, most: int | None) -> list[str]:
-    """Lines with at least a few words; `most` words in all."""
+    """Lines of at least three words, until they have `most` words in all."""
     lines = (line.strip() for document in source.documents for line in document.splitlines())
     found, words = [], 0
     for line in lines:
@@ -204,41 +279,42 @@ def _sentences(source: Text, most: int | None) -> list[str]:
     return found
 
 
-def _sizes(pair: Pair, files: tuple[Checkpoint, Checkpoint]) -> dict[str, Any]:
-    plans = [plan_in(one) for one in files]
-    counts: list[Counted] = [counted(one) for one in files]
-    costs: list[Cost] = [cost(plan) for plan in plans]
-    found: dict[str, Any] = {}
-    for name in ("attn_params", "total_params"):
-        own, dense = (getattr(one, name) for one in counts)
-        found[name] = {
-            "dense": dense,
-            "cut": own,
-            "share": own / dense,
-            "dense_plan": getattr(costs[1], name),
-            "cut_plan": getattr(costs[0], name),
-        }
+def _size_changes(pair: Pair, sources: tuple[Source, Source]) -> SizeChanges:
+    plans = [source.plan for source in sources]
+    counts = [counted(source) for source in sources]
+    own, dense = (cost(plan) for plan in plans)
+
+    def change(name: str) -> SizeChange:
+        cut, whole = (getattr(one, name) for one in counts)
+        return SizeChange(
+            dense=whole,
+            cut=cut,
+            share=cut / whole,
+            dense_plan=getattr(dense, name),
+            cut_plan=getattr(own, name),
+        )
+
+    cache = None
     if pair.causal:
-        own, dense = cache_bytes(pair.model), cache_bytes(pair.reference)
-        found["kv_bytes"] = {
-            "dense": dense,
-            "cut": own,
-            "share": own / dense,
-            # The plan counts in the checkpoint's numbers, the cache in those it runs with.
-            "dense_plan": _running(costs[1], plans[1].shape.kv_dtype_bytes, pair),
-            "cut_plan": _running(costs[0], plans[0].shape.kv_dtype_bytes, pair),
-            "bytes_per_number": pair.model.dtype.itemsize,
-        }
-    return found
+        # A plan counts in the checkpoint's number format, the cache in the one it runs with.
+        bytes_per_number = int(pair.model.dtype.itemsize)
+        planned = [
+            one.kv_bytes // plan.shape.kv_dtype_bytes * bytes_per_number
+            for one, plan in zip((own, dense), plans, strict=True)
+        ]
+        cut, whole = cache_bytes(pair.model), cache_bytes(pair.reference)
+        cache = CacheChange(
+            dense=whole,
+            cut=cut,
+            share=cut / whole,
+            dense_plan=planned[1],
+            cut_plan=planned[0],
+            bytes_per_number=bytes_per_number,
+        )
+    return SizeChanges(attn_params=change("attn_params"), params=change("params"), kv_bytes=cache)
 
 
-def _running(planned: Cost, kv_dtype_bytes: int, pair: Pair) -> int:
-    return planned.kv_bytes // kv_dtype_bytes * int(pair.model.dtype.itemsize)
-
-
-def _speeds(pair: Pair, settings: Settings) -> dict[str, Any] | None:
-    if not settings.repeats:
-        return None
+def _speed_changes(pair: Pair, settings: VerifySettings) -> SpeedChanges:
     new, inputs = settings.new_tokens if pair.causal else 0, None
     if pair.kind == "image":
         inputs = {PIXELS: _noise(pair)}
@@ -246,57 +322,65 @@ def _speeds(pair: Pair, settings: Settings) -> dict[str, Any] | None:
     else:
         context = model_context(pair.reference)
         prompt = settings.prompt if context is None else min(settings.prompt, context - new)
-    own, dense = speeds(
+    cut, dense = speeds(
         (pair.model, pair.reference),
         prompt=prompt,
         new_tokens=new,
         repeats=settings.repeats,
         inputs=inputs,
     )
-    found: dict[str, Any] = {"prompt": prompt, "new_tokens": new, "repeats": settings.repeats}
-    for name in ("prefill", "decode") if new else ("prefill",):
-        cut, whole = getattr(own, name), getattr(dense, name)
-        found[name] = {
-            "dense": asdict(whole),
-            "cut": asdict(cut),
-            "ratio": cut.median / whole.median,
-        }
-    return found
+
+    def change(cut: Rate, dense: Rate) -> RateChange:
+        return RateChange(dense=dense, cut=cut, ratio=cut.median / dense.median)
+
+    return SpeedChanges(
+        prompt=prompt,
+        new_tokens=new,
+        repeats=settings.repeats,
+        prefill=change(cut.prefill, dense.prefill),
+        decode=change(cut.decode, dense.decode) if cut.decode and dense.decode else None,
+    )
 
 
 def _noise(pair: Pair) -> Any:
-    """One image that nobody took: its content does not change the time it takes."""
+    """A random image: what it shows does not change how long it takes."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
     return torch.randn((1, *pair.reader.shape), generator=generator).to(pair.model.dtype)
 
 
-def _warnings(document: dict[str, Any], *, known: bool) -> Iterator[str]:
-    for text in document["texts"]:
-        if text["is_calibration_text"]:
-            what = "images" if "images" in text else "text"
+def _text_warnings(
+    model: str, kind: str, texts: Sequence[Quality], *, known: bool
+) -> Iterator[str]:
+    for text in texts:
+        if text.is_calibration_text:
             yield (
-                f"{text['source']} is the {what} the model was calibrated on, so its figures "
-                f"flatter the cut; measure on {what} it has not seen."
+                f"{text.source} is the {text.what} the model was calibrated on, so its figures "
+                f"flatter the cut; measure on {text.what} it has not seen."
             )
-        windows = text.get("windows") or {"broken": 0}
-        if windows["broken"]:
+        if isinstance(text, LanguageQuality) and text.windows.broken:
             yield (
-                f"{windows['broken']} of {windows['count']} windows of {text['source']} break: "
+                f"{text.windows.broken} of {text.windows.count} windows of {text.source} break: "
                 f"the predictions there have little to do with the dense model's (divergence up "
-                f"to {windows['worst_kl']:.1f} nats per token). Keep more, or recover."
+                f"to {text.windows.worst_kl:.1f} nats per token). Keep more, or recover."
             )
     if not known:
-        what = "images" if document["kind"] == "image" else "text"
+        what = "images" if kind == "image" else "text"
         yield (
-            f"{document['model']} does not say which {what} it was calibrated on; make sure that "
-            "it was not one of these."
+            f"{model} does not say which {what} it was calibrated on; make sure that it was not "
+            "one of these."
         )
-    for name, size in document["size"].items():
-        for which in ("dense", "cut"):
-            if size[which] != size[f"{which}_plan"]:
+
+
+def _size_warnings(size: SizeChanges) -> Iterator[str]:
+    for name, change in size.items():
+        for which, count, planned in (
+            ("dense", change.dense, change.dense_plan),
+            ("cut", change.cut, change.cut_plan),
+        ):
+            if count != planned:
                 yield (
-                    f"the {which} model has {size[which]} {name} by count and "
-                    f"{size[f'{which}_plan']} by its plan."
+                    f"The {which} model has {count:,} {SIZE_NAMES[name]} by count, but {planned:,} "
+                    "by its plan."
                 )

@@ -3,7 +3,7 @@
 - attention parameters: weights and biases of the four projections (not norms).
 - total parameters: every number in the checkpoint; tied embeddings count once.
 - key-value bytes: what one token leaves in the cache, all layers together.
-- FLOPs: one new token that attends to `context` tokens; two per weight it is multiplied with and
+- FLOPs: of one new token that attends to `context` tokens; two per weight it is multiplied with and
   two per cached number it is compared or mixed with. Norms, softmax, rotary positions, activations
   and embedding look-ups are left out, as is usual.
 
@@ -16,9 +16,10 @@ from __future__ import annotations
 from typing import Literal
 
 from headwise.errors import PlanError
-from headwise.plan import Cost, HeadSpec, LayerPlan, ModelShape, Plan, Resource
+from headwise.plan import Budget, Cost, HeadSpec, LayerPlan, ModelShape, Plan, Resource
 
 Side = Literal["qk", "vo"]
+SIDES: tuple[Side, ...] = ("qk", "vo")
 
 
 def cost(plan: Plan, context: int | None = None) -> Cost:
@@ -36,7 +37,7 @@ def cost(plan: Plan, context: int | None = None) -> Cost:
     cached = sum(layer.key_width + layer.value_width for layer in plan.layers)
     return Cost(
         attn_params=attention,
-        total_params=attention + outside_params(shape),
+        params=attention + outside_params(shape),
         kv_bytes=cached * shape.kv_dtype_bytes if shape.causal else 0,
         flops=flops,
         context=context,
@@ -46,6 +47,12 @@ def cost(plan: Plan, context: int | None = None) -> Cost:
 def dense_cost(shape: ModelShape, context: int | None = None) -> Cost:
     """The cost of the uniform model that shares such as 75% refer to."""
     return cost(Plan.uniform(shape), context)
+
+
+def within_budget(plan: Plan, budget: Budget, context: int | None = None) -> bool:
+    """Whether a plan keeps every limit of a budget."""
+    spent, dense = cost(plan, context), dense_cost(plan.shape, context)
+    return all(getattr(spent, r) <= budget.amount(r, dense) for r in budget.limited)
 
 
 def reach(shape: ModelShape, layer: int, context: int) -> int:
@@ -111,7 +118,7 @@ def unit_cost(
     biases = sum(n for name, n in columns.items() if name in layer.biases and name != "output")
     return {
         "attn_params": weights + biases,
-        "total_params": weights + biases,
+        "params": weights + biases,
         "kv_bytes": shape.kv_dtype_bytes if shape.causal else 0,
         "flops": 2 * weights + 2 * reach(shape, layer_index, context) * g,
     }

@@ -2,51 +2,132 @@
 
 A profile gives every direction of every head a *sensitivity*: half of it is the predicted rise of
 the mean loss when the direction is dropped (a diagonal second-order model, so the halves add up).
-Sorted from large to small and summed they are one concave curve per part of a head,
+A head has up to three parts, each cut on its own. Of each part the most valuable directions are
+kept, so its value over its width is the running sum of the worths, sorted from large to small:
+a concave curve, which the solver handles fastest.
 
     kept │      ╭────────     planes   rotary planes, two dimensions each
     value│   ╭──╯             free     query-key directions without positions
          │╭──╯                vo       value-output directions
          └──────────── width
 
-and the one solver spends the budgets on them. The other policies decide the widths differently, for
-comparison; which directions a head of given width keeps is one rule for all: the most sensitive.
+The solver spends the budgets on these curves. The other policies choose the widths differently, for
+comparison. Which directions a head of given width keeps is one rule for all: the most sensitive.
 
-    sensitivity   the curves above
-    energy        squared output and score carried by each direction; known to lose, since errors
-                  of different layers do not compare
-    saturation    each head's share of energy, weighted by the layer's measured Jacobian norm
-    uniform       the same share of every head
-    linear        shares that fall linearly with depth, the last layer's half of the first's
+    sensitivity     the curves above
+    energy          squared output and score carried by each direction; known to lose, since errors
+                    of different layers do not compare
+    saturation      each head's share of energy, weighted by the layer's measured Jacobian norm
+    uniform         the same share of every head
+    narrower-late   shares that fall linearly with depth, the last layer's half of the first's
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
+from jaxtyping import Float
 
-from headwise.errors import BudgetError, PlanError, did_you_mean
-from headwise.plan import Budget, HeadSpec, Limit, Origin, Plan, Resource
-from headwise.planning.cost import Side, cost, dense_cost, unit_cost
-from headwise.planning.widths import Place, WidthCurve, Widths, largest_scale
-from headwise.planning.worth_curves import FitRules, HeadWorth, Worths, ranking, width_curves
+from headwise.errors import BudgetError, PlanError, did_you_mean, quoted
+from headwise.plan import Budget, HeadSpec, Limit, LossUnit, Origin, Plan, Resource
+from headwise.planning.cost import SIDES, cost, dense_cost, unit_cost, within_budget
+from headwise.planning.widths import (
+    Part,
+    Place,
+    WidthCurve,
+    WidthSolver,
+    check_multiples,
+    largest_scale,
+)
 
-FIT_POLICIES = ("sensitivity", "uniform", "linear", "saturation", "energy")
-SIDES: tuple[Side, ...] = ("qk", "vo")
-LAST_LAYER_SHARE = 0.5  # linear: of the first layer's share
+FIT_POLICIES = ("sensitivity", "uniform", "narrower-late", "saturation", "energy")
+GRANULARITIES = ("head", "layer", "model")
+LAST_LAYER_SHARE = 0.5  # narrower-late: of the first layer's share
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWorth:
+    """What the directions of one head group are worth; `qk_whole` forbids cutting queries and keys.
+
+    The indices are those of the profile: planes in the order of the head's `rotary_planes`.
+    """
+
+    planes: Float[np.ndarray, " planes"]
+    free: Float[np.ndarray, " free"]
+    vo: Float[np.ndarray, " vo"]
+    qk_whole: bool = False
+
+    @cached_property
+    def plane_ranking(self) -> list[int]:
+        """The planes from most to least valuable."""
+        return ranking(self.planes)
+
+    @cached_property
+    def least_free(self) -> list[float]:
+        """The worth of the 0, 1, … least valuable position-free directions together."""
+        return _running_sums(np.sort(self.free.astype(np.float64)))
+
+    @cached_property
+    def least_vo(self) -> list[float]:
+        """The worth of the 0, 1, … least valuable value directions together."""
+        return _running_sums(np.sort(self.vo.astype(np.float64)))
+
+
+Worths = tuple[tuple[HeadWorth, ...], ...]  # layers, head groups
+
+
+@dataclass(frozen=True, slots=True)
+class WidthRules:
+    """Which widths a fitted plan may have, besides what the budget allows."""
+
+    granularity: str = "head"  # widths free per head, or equal within a layer or the whole model
+    multiple_of: int = 8  # of dimensions, query-key widths too
+    min_dim: int | None = None  # None: one multiple
+    context: int | None = None  # for FLOPs; None: the shape's
+
+    def __post_init__(self) -> None:
+        if self.granularity not in GRANULARITIES:
+            raise PlanError(
+                f"granularity must be head, layer or model, got {quoted(self.granularity)}. "
+                f"{did_you_mean(self.granularity, GRANULARITIES)}"
+            )
+        check_multiples(self.multiple_of, self.min_dim)
+
+    @property
+    def least(self) -> int:
+        """The narrowest a head may become, if it is not narrower already."""
+        return self.multiple_of if self.min_dim is None else self.min_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one head group keeps, as ascending places in its lists of planes and directions.
+
+    `planes` index the head's rotary planes, `free` its position-free query-key directions (all of
+    them in a head without rotary positions), `vo` its value directions.
+    """
+
+    planes: Sequence[int]
+    free: Sequence[int]
+    vo: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A plan, the rise of the mean loss it predicts, and whether no plan predicts less."""
+    """A plan, the rise of the mean loss it predicts, and how near to the policy's best it is."""
 
     plan: Plan
     loss_increase: float
-    exact: bool
+    gap: float = 0.0  # at most this share of the value that the policy maximises is missing
+
+    @property
+    def exact(self) -> bool:
+        """Whether no plan within the budget is better by the policy's measure."""
+        return self.gap == 0.0
 
     @property
     def perplexity_ratio(self) -> float:
@@ -54,24 +135,24 @@ class Fit:
         return math.exp(self.loss_increase) if self.loss_increase < 709 else math.inf
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself only, so it can be a key
-class Task:
+@dataclass(frozen=True, eq=False)
+class FitProblem:
     """The dense plan, the sensitivity of its directions, what the policy goes by, and the rules.
 
-    Many budgets may be tried on one task: what does not depend on the budget is worked out once.
+    Many budgets may be tried on one problem: what does not depend on the budget is prepared once.
     """
 
     template: Plan
     sensitivity: Worths
-    rules: FitRules
+    rules: WidthRules
     policy: str = "sensitivity"
     worth: Worths | None = None  # None: the sensitivity itself
+    loss_unit: LossUnit | None = None  # of what the sensitivities predict
 
     def __post_init__(self) -> None:
         if self.policy not in FIT_POLICIES:
             raise PlanError(
-                f"policy must be one that is known, got {self.policy!r}. "
-                f"{did_you_mean(self.policy, FIT_POLICIES)}"
+                f"unknown policy {quoted(self.policy)}. {did_you_mean(self.policy, FIT_POLICIES)}"
             )
 
     @property
@@ -79,58 +160,61 @@ class Task:
         """Tokens attended to, for FLOPs."""
         return self.rules.context or self.template.shape.context
 
+    @cached_property
+    def curves(self) -> dict[Place, WidthCurve]:
+        """What the policy holds each width to be worth."""
+        return width_curves(self.worth or self.sensitivity, self.rules)
 
-def fit(task: Task, budget: Budget) -> Fit:
+    @cached_property
+    def solver(self) -> WidthSolver:
+        """The curves, ready for many budgets."""
+        return WidthSolver(self.template, self.context, self.curves)
+
+
+def fit(problem: FitProblem, budget: Budget) -> Fit:
     """The policy's best plan within the budget; no budget means 100% of attention parameters."""
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
-    if _within(task.template, budget, task.context):
+    if within_budget(problem.template, budget, problem.context):
         # No limit binds: nothing is dropped, not even what the text never used.
-        widths, exact = {place: len(c.values) - 1 for place, c in _curves(task).items()}, True
-    elif task.policy in {"uniform", "linear"}:
-        widths, exact = _scaled_widths(task, budget), True
+        widths, gap = {place: len(c.values) - 1 for place, c in problem.curves.items()}, 0.0
+    elif problem.policy in {"uniform", "narrower-late"}:
+        widths, gap = _scaled_widths(problem, budget), 0.0
     else:
-        widths, found = _ready(task).best(budget)
-        exact = found.exact
-    plan = _planned(task, widths)
-    assert _within(plan, budget, task.context), "a fit went over its budget"
-    return Fit(plan, predicted_loss(task, plan), exact)
+        widths, found = problem.solver.solve(budget)
+        gap = found.gap
+    plan = _plan(problem, widths)
+    assert within_budget(plan, budget, problem.context), "a fit went over its budget"
+    loss = predicted_loss(problem, plan)
+    origin = Origin(policy=problem.policy, predicted_loss=loss, loss_unit=problem.loss_unit)
+    return Fit(plan.model_copy(update={"origin": origin}), loss, gap)
 
 
-@lru_cache(maxsize=32)
-def _ready(task: Task) -> Widths:
-    return Widths(task.template, task.context, _curves(task))
-
-
-def _curves(task: Task) -> dict[Place, WidthCurve]:
-    return width_curves(task.worth or task.sensitivity, task.rules)
-
-
-def least_fit(task: Task, max_loss: float, resource: Resource, budget: Budget) -> Fit:
+def least_fit(problem: FitProblem, max_loss: float, resource: Resource, budget: Budget) -> Fit:
     """The plan of least `resource` whose predicted rise of the loss is at most `max_loss`.
 
     The best predicted loss falls as the budget grows, so the budget is bisected, down to the
     common divisor of what single dimensions cost.
     """
-    dense = dense_cost(task.template.shape, task.context)
-    full: int = getattr(cost(task.template, task.context), resource)
+    dense = dense_cost(problem.template.shape, problem.context)
+    full: int = getattr(cost(problem.template, problem.context), resource)
     given = getattr(budget, resource)
     top = full if given is None else min(full, budget.amount(resource, dense))
     units = {
-        unit_cost(task.template, i, head, side, task.context)[resource]
-        for i, layer in enumerate(task.template.layers)
+        unit_cost(problem.template, i, head, side, problem.context)[resource]
+        for i, layer in enumerate(problem.template.layers)
         for head in layer.heads
         for side in SIDES
     }
     step = math.gcd(*units)
     if not step:
         raise BudgetError(
-            f"no width changes the {resource.replace('_', ' ')} of this model, so there is no "
-            "least; choose another resource."
+            f"no head width changes the {resource.replace('_', ' ')} of this model, so they cannot "
+            "be minimised; choose another resource."
         )
 
     def at(amount: int) -> Fit:
-        return fit(task, budget.model_copy(update={resource: Limit(amount=max(1, amount))}))
+        return fit(problem, budget.model_copy(update={resource: Limit(amount=max(1, amount))}))
 
     best = at(top)
     if best.loss_increase > max_loss:
@@ -152,35 +236,30 @@ def least_fit(task: Task, max_loss: float, resource: Resource, budget: Budget) -
     return best
 
 
-def predicted_loss(task: Task, plan: Plan) -> float:
-    """½ · Σ of the dropped sensitivities."""
+def predicted_loss(problem: FitProblem, plan: Plan) -> float:
+    """The predicted rise of the mean loss: ½ · Σ of the dropped sensitivities."""
     dropped = 0.0
-    for i, layer in enumerate(task.sensitivity):
+    for i, layer in enumerate(problem.sensitivity):
         for j, worth in enumerate(layer):
-            dense, head = task.template.layers[i].heads[j], plan.layers[i].heads[j]
+            dense, head = problem.template.layers[i].heads[j], plan.layers[i].heads[j]
             kept = kept_planes(dense, head)
             gone = np.ones(len(worth.planes), dtype=bool)
             gone[kept] = False
-            free, vo = _least_sums(worth)
             dropped += float(worth.planes[gone].sum())
-            dropped += free[len(worth.free) - (head.qk_dim - 2 * len(kept))]
-            dropped += vo[len(worth.vo) - head.vo_dim]
+            dropped += worth.least_free[len(worth.free) - (head.qk_dim - 2 * len(kept))]
+            dropped += worth.least_vo[len(worth.vo) - head.vo_dim]
     return 0.5 * dropped
 
 
-@lru_cache(maxsize=1 << 16)
-def _least_sums(worth: HeadWorth) -> tuple[list[float], list[float]]:
-    """The sums of the 0, 1, … least sensitive position-free and value directions."""
-    free, vo = (
-        np.concatenate([[0.0], np.cumsum(np.sort(x.astype(np.float64)))])
-        for x in (worth.free, worth.vo)
-    )
-    return free.tolist(), vo.tolist()
+def kept_by_worth(worth: HeadWorth, dense: HeadSpec, head: HeadSpec) -> Kept:
+    """What a cut head keeps of the dense one.
 
-
-@lru_cache(maxsize=1 << 16)
-def _plane_ranking(worth: HeadWorth) -> list[int]:
-    return ranking(worth.planes)
+    The plan names the planes. Of the value directions the `vo_dim` most valuable are kept, and of
+    the position-free ones as many as the planes leave of `qk_dim`; of equals the first.
+    """
+    planes = kept_planes(dense, head)
+    free = most_valuable(worth.free, head.qk_dim - 2 * len(planes))
+    return Kept(tuple(planes), tuple(free), tuple(most_valuable(worth.vo, head.vo_dim)))
 
 
 def kept_planes(dense: HeadSpec, head: HeadSpec) -> list[int]:
@@ -200,17 +279,77 @@ def _places(planes: tuple[int, ...]) -> Mapping[int, int]:
     return {plane: place for place, plane in enumerate(planes)}
 
 
-def _scaled_widths(task: Task, budget: Budget) -> dict[Place, int]:
+def most_valuable(worth: Float[np.ndarray, " n"], count: int) -> list[int]:
+    """The places of the `count` largest, ascending; of equals the first."""
+    return sorted(ranking(worth)[:count])
+
+
+def ranking(worth: Float[np.ndarray, " n"]) -> list[int]:
+    """The places from most to least valuable; of equals the first comes first."""
+    found: list[int] = np.argsort(-worth, kind="stable").tolist()
+    return found
+
+
+def width_curves(worths: Worths, rules: WidthRules) -> dict[Place, WidthCurve]:
+    """One curve per part of every head, in dimensions."""
+    return {
+        (i, j, part): WidthCurve(
+            values=_cumulative(getattr(head, part), dims),
+            floor=floor,
+            multiple_of=math.lcm(rules.multiple_of, dims),
+            tie=_tie(rules.granularity, i, part),
+        )
+        for i, layer in enumerate(worths)
+        for j, head in enumerate(layer)
+        for part, dims, floor in _parts(head, rules)
+    }
+
+
+def _parts(head: HeadWorth, rules: WidthRules) -> list[tuple[Part, int, int]]:
+    """The parts a head has: name, dimensions per direction, least width."""
+    planes, free, vo = 2 * len(head.planes), len(head.free), len(head.vo)
+    pairs = math.lcm(rules.multiple_of, 2)
+    # A partly rotated head keeps some planes; the rest of its floor lies on the free directions.
+    planes_floor = planes if head.qk_whole else min(planes, pairs if free else rules.least)
+    free_floor = free if head.qk_whole else min(free, max(0, rules.least - planes_floor))
+    found: list[tuple[Part, int, int]] = [("vo", 1, min(vo, rules.least))]
+    if planes:
+        found.append(("planes", 2, planes_floor))
+    if free:
+        found.append(("free", 1, free_floor))
+    return found
+
+
+def _tie(granularity: str, layer: int, part: Part) -> Hashable | None:
+    ties: dict[str, Hashable | None] = {"head": None, "layer": (layer, part), "model": part}
+    return ties[granularity]
+
+
+def _cumulative(worth: Float[np.ndarray, " n"], dims: int) -> Float[np.ndarray, " options"]:
+    """The value of 0, 1, … dimensions; a direction counts when its last dimension is there."""
+    values = np.array(_running_sums(np.sort(worth.astype(np.float64))[::-1]))
+    return np.repeat(values, dims)[: dims * len(worth) + 1]
+
+
+def _running_sums(values: Float[np.ndarray, " n"]) -> list[float]:
+    """The sums of the first 0, 1, …, n values."""
+    sums: list[float] = np.concatenate([[0.0], np.cumsum(values)]).tolist()
+    return sums
+
+
+def _scaled_widths(problem: FitProblem, budget: Budget) -> dict[Place, int]:
     """Every head its layer's share of its width, the common scale as large as the budget allows."""
-    curves = width_curves(task.sensitivity, task.rules)
-    last = LAST_LAYER_SHARE if task.policy == "linear" else 1.0
-    shares = np.linspace(1.0, last, task.template.shape.n_layers)
+    last = LAST_LAYER_SHARE if problem.policy == "narrower-late" else 1.0
+    shares = np.linspace(1.0, last, problem.template.shape.n_layers)
 
     def at(scale: float) -> dict[Place, int]:
-        return {place: _share(c, min(1.0, scale * shares[place[0]])) for place, c in curves.items()}
+        return {
+            place: _share(curve, min(1.0, scale * shares[place[0]]))
+            for place, curve in problem.curves.items()
+        }
 
     def fits(scale: float) -> bool:
-        return _within(_planned(task, at(scale)), budget, task.context)
+        return within_budget(_plan(problem, at(scale)), budget, problem.context)
 
     scale = largest_scale(fits, 1.0 / last)
     if scale is None:
@@ -231,14 +370,14 @@ def _share(curve: WidthCurve, share: float) -> int:
     return max(least, whole)
 
 
-def _planned(task: Task, widths: dict[Place, int]) -> Plan:
+def _plan(problem: FitProblem, widths: dict[Place, int]) -> Plan:
     """The plan of these widths; its heads keep their most sensitive planes and their scale."""
     layers = []
-    for i, layer in enumerate(task.template.layers):
+    for i, layer in enumerate(problem.template.layers):
         heads = []
         for j, head in enumerate(layer.heads):
             count = widths.get((i, j, "planes"), 0) // 2
-            planes = sorted(_plane_ranking(task.sensitivity[i][j])[:count])
+            planes = sorted(problem.sensitivity[i][j].plane_ranking[:count])
             change: dict[str, object] = {
                 "qk_dim": 2 * len(planes) + widths.get((i, j, "free"), 0),
                 "vo_dim": widths[i, j, "vo"],
@@ -246,10 +385,4 @@ def _planned(task: Task, widths: dict[Place, int]) -> Plan:
             }
             heads.append(head.model_copy(update=change))
         layers.append(layer.model_copy(update={"heads": tuple(heads)}))
-    origin = Origin(policy=task.policy)
-    return task.template.model_copy(update={"layers": tuple(layers), "origin": origin})
-
-
-def _within(plan: Plan, budget: Budget, context: int) -> bool:
-    spent, dense = cost(plan, context), dense_cost(plan.shape, context)
-    return all(getattr(spent, r) <= budget.amount(r, dense) for r in budget.limited)
+    return problem.template.model_copy(update={"layers": tuple(layers)})

@@ -1,7 +1,8 @@
-"""One way from curves to widths, shared by the policies for new models and the fit to a profile.
+"""From value curves to head widths: what designing a model and fitting a profile have in common.
 
-A curve says what 0, 1, …, U dimensions of one part of one head group are worth. What no width
-changes (embeddings, MLPs, output biases) is one more curve without a choice.
+A curve says what 0, 1, …, U dimensions of one part of one head group are worth. The solver spends
+the budgets on all curves together. What no width changes (embeddings, MLPs, output biases) enters
+as one more curve without a choice.
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
+from headwise.errors import PlanError
 from headwise.plan import RESOURCE_NAMES, Budget, Plan, Resource
 from headwise.planning.cost import Side, cost, dense_cost, unit_cost
-from headwise.planning.solver import Allocation, Curve, solve
+from headwise.planning.solver import Curve, Solution, Solver
 
-# A head's query-key width as a whole, or its rotated and its position-free columns apart.
+# A head's query-key width as a whole, or its rotary and its position-free columns separately.
 Part = Literal["qk", "planes", "free", "vo"]
 Place = tuple[int, int, Part]  # layer, head group, part
+
+
+def check_multiples(multiple_of: int, min_dim: int | None) -> None:
+    """Raise unless both are at least 1."""
+    if multiple_of < 1 or (min_dim is not None and min_dim < 1):
+        raise PlanError(
+            f"multiple-of and min-dim must be at least 1, got {multiple_of} and {min_dim}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class WidthCurve:
     values: Float[np.ndarray, " options"]  # of 0, 1, … dimensions
     floor: int
     multiple_of: int
-    tie: Hashable | None = None
+    tie: Hashable | None = None  # curves of one tie get the same width
 
 
 def side_of(part: Part) -> Side:
@@ -37,27 +47,27 @@ def side_of(part: Part) -> Side:
     return "vo" if part == "vo" else "qk"
 
 
-class Widths:
+class WidthSolver:
     """The curves of one model, ready for many budgets."""
 
     def __init__(self, template: Plan, context: int, curves: Mapping[Place, WidthCurve]) -> None:
         self._template, self._context, self._curves = template, context, curves
         self._full, self.dense = cost(template, context), dense_cost(template.shape, context)
-        self._made: dict[tuple[Resource, ...], tuple[Curve, ...]] = {}
+        self._solvers: dict[tuple[Resource, ...], Solver] = {}
 
-    def best(self, budget: Budget) -> tuple[dict[Place, int], Allocation]:
-        """The widths of highest total value within the budget, and how they were found."""
+    def solve(self, budget: Budget) -> tuple[dict[Place, int], Solution]:
+        """The widths of highest total value within the budget, and the solver's own result."""
         resources = budget.limited
-        if resources not in self._made:
-            self._made[resources] = self._priced(resources)
+        if resources not in self._solvers:
+            names = tuple(RESOURCE_NAMES[r] for r in resources)
+            self._solvers[resources] = Solver(self._with_costs(resources), names)
         limits = tuple(budget.amount(r, self.dense) for r in resources)
-        names = tuple(RESOURCE_NAMES[r] for r in resources)
-        found = solve(self._made[resources], limits, resources=names)
+        found = self._solvers[resources].solve(limits)
         return dict(zip(self._curves, found.units[:-1], strict=True)), found
 
-    def _priced(self, resources: tuple[Resource, ...]) -> tuple[Curve, ...]:
-        """The curves with what their dimensions cost, and what no width changes."""
-        made = []
+    def _with_costs(self, resources: tuple[Resource, ...]) -> tuple[Curve, ...]:
+        """The curves with what a dimension costs, then one for what no width changes."""
+        curves = []
         slopes: dict[tuple[int, int, Side], tuple[int, ...]] = {}  # heads of a layer share them
         for (i, j, part), curve in self._curves.items():
             head = self._template.layers[i].heads[j]
@@ -65,7 +75,7 @@ class Widths:
             if kind not in slopes:
                 unit = unit_cost(self._template, i, head, kind[2], self._context)
                 slopes[kind] = tuple(unit[r] for r in resources)
-            made.append(
+            curves.append(
                 Curve(
                     values=curve.values,
                     unit_cost=slopes[kind],
@@ -75,18 +85,11 @@ class Widths:
                 )
             )
         fixed = tuple(
-            getattr(self._full, r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in made)
+            getattr(self._full, r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in curves)
             for k, r in enumerate(resources)
         )
-        made.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))
-        return tuple(made)
-
-
-def best_widths(
-    template: Plan, budget: Budget, context: int, curves: Mapping[Place, WidthCurve]
-) -> tuple[dict[Place, int], Allocation]:
-    """The widths of highest total value within one budget."""
-    return Widths(template, context, curves).best(budget)
+        curves.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))
+        return tuple(curves)
 
 
 def largest_scale(fits: Callable[[float], bool], top: float) -> float | None:

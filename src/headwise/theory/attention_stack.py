@@ -24,7 +24,7 @@ Norm = Literal["none", "rms"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class StackLayer:
     """The weights of one block; the heads lie side by side in the columns of W_Q, W_K and W_V."""
 
     W_Q: Float64[np.ndarray, "d_model qk_width"]
@@ -41,7 +41,7 @@ class AttentionStack:
 
     embedding: Float64[np.ndarray, "vocab d_model"]
     positions: Float64[np.ndarray, "context d_model"]
-    layers: tuple[Layer, ...]
+    layers: tuple[StackLayer, ...]
     unembedding: Float64[np.ndarray, "d_model out"]
     heads: int
     skip: Skip = "both"
@@ -64,7 +64,7 @@ def _check_arrangement(skip: str, norm: str) -> None:
         )
 
 
-def _check_layer(index: int, layer: Layer, d_model: int, heads: int) -> None:
+def _check_layer(index: int, layer: StackLayer, d_model: int, heads: int) -> None:
     qk_width, vo_width, hidden = layer.W_Q.shape[1], layer.W_V.shape[1], layer.W_up.shape[1]
     expected = {
         "W_Q": (d_model, qk_width),
@@ -115,7 +115,7 @@ def _normed(X: Float64[np.ndarray, "*rows d"], norm: Norm) -> Float64[np.ndarray
 
 
 def _attention(
-    layer: Layer, X: Float64[np.ndarray, "*batch n d"], heads: int, causal: bool
+    layer: StackLayer, X: Float64[np.ndarray, "*batch n d"], heads: int, causal: bool
 ) -> Float64[np.ndarray, "*batch n d"]:
     n = X.shape[-2]
 
@@ -152,9 +152,9 @@ def random_stack(
     def draw(rows: int, columns: int) -> np.ndarray:
         return np.asarray(rng.standard_normal((rows, columns)) / np.sqrt(rows))
 
-    def draw_layer() -> Layer:
+    def draw_layer() -> StackLayer:
         W_Q, W_K, W_V, W_O = (draw(d_model, d_model) for _ in range(4))
-        return Layer(W_Q, W_K, W_V, W_O, draw(d_model, hidden), draw(hidden, d_model))
+        return StackLayer(W_Q, W_K, W_V, W_O, draw(d_model, hidden), draw(hidden, d_model))
 
     layers = (draw_layer(),) * n_layers if shared else tuple(draw_layer() for _ in range(n_layers))
     return AttentionStack(

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise.errors import TheoryError, did_you_mean
-from headwise.theory.attention_stack import AttentionStack, Layer
+from headwise.theory.attention_stack import AttentionStack, StackLayer
 
 Which = Literal["query", "key", "value"]
 
@@ -174,12 +174,12 @@ def _basis(
 
 
 def _rebased_layer(
-    layer: Layer,
+    layer: StackLayer,
     entry: Float64[np.ndarray, "d d"],
     middle: Float64[np.ndarray, "d d"],
     behind: Float64[np.ndarray, "d d"],
-) -> Layer:
-    return Layer(
+) -> StackLayer:
+    return StackLayer(
         W_Q=np.linalg.solve(entry, layer.W_Q),
         W_K=np.linalg.solve(entry, layer.W_K),
         W_V=np.linalg.solve(entry, layer.W_V),

@@ -1,15 +1,18 @@
-"""Windows of a token stream, dealt out so that step n always gets the same ones.
+"""What is trained on: windows of a token stream, and the loss of a model on them.
 
 An epoch cuts the stream into windows of `context` predictions, from a shifted start, and deals
 them in a shuffled order; both depend only on the seed and the epoch. A batch is therefore a pure
 function of (seed, step): a resumed run needs no sampler state, and every process of a
 distributed run can make the same global batch and take its own slice.
+
+A loss is any callable `(model, batch) -> (mean over tokens, scalars)`; the scalars are further
+numbers for the metrics, averaged like the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -17,7 +20,7 @@ from jaxtyping import Int64, Integer
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Batch = dict[str, "Tensor"]  # the first axis of every tensor runs over the windows
 
@@ -85,3 +88,19 @@ def window_batch(
     rows = np.stack([tokens[s : s + context + 1] for s in starts]).astype(np.int64)
     whole = torch.from_numpy(rows)
     return {"input_ids": whole[:, :-1], "labels": whole[:, 1:]}
+
+
+class Loss(Protocol):
+    """A mean over the batch's tokens, and further scalars to record."""
+
+    def __call__(self, model: nn.Module, batch: Batch, /) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of `model` on `batch`."""
+        ...
+
+
+def next_token_loss(model: nn.Module, batch: Batch, /) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Cross-entropy of the next token; logits in fp32, whatever the model computes in."""
+    from torch.nn.functional import cross_entropy
+
+    logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+    return cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten()), {}

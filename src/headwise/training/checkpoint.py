@@ -1,12 +1,15 @@
-"""Checkpoints without pickles: weights and optimizer moments by name, in safetensors.
+"""What a run keeps on disk while it trains: a row of numbers per step, and checkpoints.
 
-    step-00000100/model.safetensors       parameters and persistent buffers
-                  optimizer.safetensors   parameter name/moment
-                  state.json              step, seconds, hashes of the two files
+    metrics.jsonl                         one JSON object per step
+    checkpoints/step-00000100/model.safetensors       parameters and persistent buffers
+                              optimizer.safetensors   parameter name/moment
+                              state.json              step, seconds, hashes of the two files
 
 Batches and random numbers are pure functions of (seed, step), so the step is all the state they
-have. A folder appears under its name only when whole; each file's hash is checked before use, and
-a damaged checkpoint gives way to the one before it.
+have, and there are no pickles. A checkpoint appears under its name only when whole; its hashes are
+checked before use, and a damaged one gives way to the one before it. A row is written before the
+checkpoint of its step, so every checkpoint finds its rows; rows beyond it, or torn by a kill, are
+dropped when the run is resumed.
 """
 
 from __future__ import annotations
@@ -16,70 +19,189 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from headwise.artifacts import atomic_folder, sha256
-from headwise.errors import HeadwiseError
+from pydantic import Field
+
+from headwise.artifacts import atomic_folder, sha256, write_text
+from headwise.errors import HeadwiseError, OutputError
+from headwise.records import (
+    Frozen,
+    Record,
+    parse_json,
+    parse_value,
+    read_file,
+    read_record,
+    write_record,
+)
 from headwise.training.optimizer import moments, restore_moments
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import AdamW
 
-CHECKPOINT_FORMAT = "headwise-checkpoint/1"
+TIME_FIELDS = frozenset({"seconds", "tokens_per_second"})
 _FILES = ("model.safetensors", "optimizer.safetensors")
+_STATE = "state.json"
+_ADVICE = "restore it, or start the run again with --force"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunFolder:
+    """Where everything of a run lies."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON row per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def plan(self) -> Path:
+        """The plan the model was built from, with the vocabulary size the run uses."""
+        return self.path / "plan.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer's folder, as Hugging Face writes it."""
+        return self.path / "tokenizer"
+
+    @property
+    def tokens(self) -> Path:
+        """The folder of the token streams, train.npy and held-out.npy."""
+        return self.path / "tokens"
+
+    @property
+    def model(self) -> Path:
+        """The finished model, for AutoModelForCausalLM."""
+        return self.path / "model"
+
+
+class StepRecord(Frozen):
+    """One optimizer step; `tokens` and `seconds` count from the start of the run."""
+
+    step: int = Field(ge=1)
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    held_out_loss: float | None = None
+    scalars: dict[str, float] = Field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """The step as one flat JSON object; without validation it has no `held_out_loss`."""
+        times = {
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.tokens_per_second, 1),
+        }
+        return {**self.model_dump(exclude={"scalars"}, exclude_none=True), **times, **self.scalars}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
     """How far a run is: steps done and seconds spent."""
 
     step: int = 0
     seconds: float = 0.0
 
 
+def append_row(path: Path, record: StepRecord) -> None:
+    """Add the row of a step."""
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record.row(), allow_nan=False) + "\n")
+    except OSError as error:
+        raise OutputError(
+            f"{path} could not be written at step {record.step} ({error.strerror or error}); the "
+            "checkpoints are untouched; free space first."
+        ) from error
+
+
+def read_rows(path: Path) -> list[StepRecord]:
+    """The steps in a metrics file; a last row torn by a kill is left out."""
+    return [record for _, record in _lines(path)]
+
+
+def drop_rows_after(path: Path, step: int) -> None:
+    """Keep the rows up to `step` only."""
+    kept = [line for line, record in _lines(path) if record.step <= step]
+    write_text(path, "".join(kept), force=True)
+
+
+def _lines(path: Path) -> list[tuple[str, StepRecord]]:
+    if not path.exists():
+        return []
+    whole = read_file(path, advice=_ADVICE).splitlines(keepends=True)
+    if whole and not whole[-1].endswith("\n"):
+        whole.pop()
+    return [(line, _parsed_row(line, f"{path} line {n}")) for n, line in enumerate(whole, 1)]
+
+
+def _parsed_row(line: str, source: str) -> StepRecord:
+    row = parse_json(line, source, advice=_ADVICE)
+    if isinstance(row, dict):
+        known = {n: v for n, v in row.items() if n in StepRecord.model_fields and n != "scalars"}
+        row = {**known, "scalars": {n: v for n, v in row.items() if n not in known}}
+    return parse_value(row, StepRecord, source, advice=_ADVICE)
+
+
+class CheckpointState(Record):
+    """The content of a checkpoint's state.json."""
+
+    format: Literal["headwise-checkpoint/1"] = "headwise-checkpoint/1"
+    step: int = Field(ge=1)
+    seconds: float
+    sha256: dict[str, str]
+
+
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: AdamW, progress: Progress, *, keep: int
+    folder: Path, model: nn.Module, optimizer: AdamW, position: Position, *, keep: int
 ) -> Path:
-    """Write the checkpoint of `progress` into `folder`, then drop all but the newest `keep`."""
+    """Write the checkpoint of `position` into `folder`, then drop all but the newest `keep`."""
     from safetensors.torch import save_file
 
-    path = folder / f"step-{progress.step:08d}"
-    with atomic_folder(path, force=True) as temporary:
+    path = folder / f"step-{position.step:08d}"
+    with atomic_folder(path, force=True, inside=True) as temporary:
         save_file(weights(model), temporary / _FILES[0])
         save_file(moments(model, optimizer), temporary / _FILES[1])
-        state = {
-            "format": CHECKPOINT_FORMAT,
-            "step": progress.step,
-            "seconds": progress.seconds,
-            "sha256": {name: sha256(temporary / name) for name in _FILES},
-        }
-        (temporary / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-    for old in steps_on_disk(folder)[:-keep]:
-        shutil.rmtree(old)
+        hashes = {name: sha256(temporary / name) for name in _FILES}
+        state = CheckpointState(step=position.step, seconds=position.seconds, sha256=hashes)
+        write_record(temporary / _STATE, state)
+    drop_older(path, keep=keep)
     return path
 
 
-def steps_on_disk(folder: Path) -> list[Path]:
+def drop_older(newest: Path, *, keep: int) -> None:
+    """Remove the checkpoints before `newest`, so that `keep` are left with it."""
+    older = [path for path in checkpoints_in(newest.parent) if path <= newest]
+    for path in older[:-keep]:
+        shutil.rmtree(path)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first."""
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+    return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
-def newest_whole(folder: Path, note: Callable[[str], None]) -> tuple[Path, Progress] | None:
+def newest_whole(folder: Path, note: Callable[[str], None]) -> tuple[Path, Position] | None:
     """The newest checkpoint whose hashes hold, or None if there is no checkpoint at all."""
-    found = steps_on_disk(folder)
+    found = checkpoints_in(folder)
     for path in reversed(found):
         try:
-            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            whole = state["format"] == CHECKPOINT_FORMAT and all(
-                sha256(path / name) == state["sha256"][name] for name in _FILES
-            )
-            progress = Progress(step=state["step"], seconds=state["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
-            whole = False
-        if whole:
-            return path, progress
-        note(f"{path} is damaged and was left aside.")
+            state = read_record(path / _STATE, CheckpointState)
+            if all(sha256(path / name) == state.sha256.get(name) for name in _FILES):
+                return path, Position(step=state.step, seconds=state.seconds)
+        except (OSError, HeadwiseError):
+            pass
+        note(f"{path} is damaged and was ignored.")
     if found:
         raise HeadwiseError(
             f"every checkpoint in {folder} is damaged; restore one, or start again with --force."

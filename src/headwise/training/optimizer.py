@@ -1,11 +1,11 @@
-"""AdamW with decoupled decay, and its state by parameter name.
+"""AdamW with decoupled weight decay, and its state by parameter name.
 
 Decay pulls matrices towards zero; norms, biases and embeddings are left alone: their size is not
 what makes a network overfit, and an embedding row without gradient would just fade away.
 
-Adam moves every number by about the learning rate, whatever its size. Weights that are trained
-already differ in size from matrix to matrix, so there the rate may be a share of each tensor's own
-root mean square at the start (`lr_relative`): one rate then fits all models.
+Adam moves every number by about the learning rate, whatever its size. The matrices of a trained
+model differ in size, so there the rate may be relative to each tensor's root mean square at the
+start (`lr_relative`): one rate then fits all models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
-from headwise.training.settings import TrainSettings
+from headwise.training.settings import TrainSettings, learning_rate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -66,6 +66,14 @@ def adamw(model: nn.Module, settings: TrainSettings) -> AdamW:
         weight_decay=settings.weight_decay,
         fused=fused,
     )
+
+
+def set_learning_rate(optimizer: AdamW, step: int, settings: TrainSettings) -> float:
+    """Give every group its rate of the update with index `step`; returns the schedule's rate."""
+    rate = learning_rate(step, settings)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["scale"]
+    return rate
 
 
 def _size(tensor: Tensor) -> float:

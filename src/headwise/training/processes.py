@@ -1,21 +1,30 @@
-"""The machine under a run: one process or many, on one device each.
+"""The machine under a run: one process or many, on one device each, and the signals they get.
 
 Accelerate makes `torchrun --nproc_per_node 2 -m headwise train …` the same run as one process.
 All processes must see the run folder (one machine, or shared storage); only the first writes.
+
+The first Ctrl-C or SIGTERM asks the loop to save and stop at the next step; a second one acts as
+it would have without the loop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwise.devices import Device
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
+
+T = TypeVar("T")
 
 # The first process may tokenise for long while the others wait for it.
 PATIENCE = timedelta(hours=2)
@@ -44,12 +53,16 @@ def accelerator(device: Device) -> Accelerator:
     )
 
 
-def on_main(processes: Accelerator, action: Callable[[], None]) -> None:
-    """Do `action` in the first process while the others wait; its failure stops them all."""
+def on_main(processes: Accelerator, action: Callable[[], T]) -> T:
+    """Do `action` in the first process while the others wait; all get its result or its error.
+
+    With several processes the result must be picklable.
+    """
     failure: HeadwiseError | None = None
+    result: Any = None
     if processes.is_main_process:
         try:
-            action()
+            result = action()
         except HeadwiseError as error:
             failure = error
     if processes.num_processes > 1:
@@ -57,9 +70,41 @@ def on_main(processes: Accelerator, action: Callable[[], None]) -> None:
             broadcast_object_list,
         )
 
-        message = [str(failure) if failure else None]
+        message = [str(failure) if failure else None, result]
         broadcast_object_list(message)
         if message[0] and not failure:
             failure = HeadwiseError(message[0])
+        result = message[1]
     if failure:
         raise failure
+    return result  # type: ignore[no-any-return]
+
+
+class Interruption:
+    """Which signal asked to stop; 0 while none did."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+
+@contextlib.contextmanager
+def interruptions() -> Iterator[Interruption]:
+    """While inside, SIGINT and SIGTERM are only noted (in the main thread; elsewhere nothing)."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    before: dict[int, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        interruption.signal = number
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        before[each] = signal.signal(each, note)
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,11 @@
-"""How to train: the one source of defaults, from which the command line takes its own.
+"""How to train and how to recover: the one source of defaults, and the learning rate's course.
+
+    lr ┤    ╭──╮            linear warmup, then half a cosine down to a floor
+       │   ╱    ╲
+       │  ╱      ╲
+min_lr ┤ ╱        ╰──
+       └─┴──┴───────┴─ step
+       0  warmup   steps − 1
 
 Free of torch, so that `headwise train --help` stays quick.
 """
@@ -6,10 +13,11 @@ Free of torch, so that `headwise train --help` stays quick.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
-from headwise.devices import Device, Dtype
+from headwise.devices import Device, Dtype, chosen_device, training_dtype
 from headwise.errors import HeadwiseError, did_you_mean
 
 # Fields that change how often a run is saved, but never what it computes.
@@ -25,15 +33,16 @@ class TrainSettings:
     """
 
     steps: int = 1000
+    tokens: int | None = None  # to train on, instead of `steps`
     batch_size: int = 32
-    accumulate: int = 1  # parts of a process's share of the batch, one forward pass each
-    context: int | None = None  # None: the plan's
-    lr: float = 6e-4
-    lr_relative: bool = False  # lr is a share of each trained tensor's root mean square
+    accumulate: int = 1  # gradient accumulation steps
+    context: int | None = None  # tokens per window; None: the plan's
+    lr: float = 6e-4  # the peak
+    lr_relative: bool = False  # lr is relative to each trained tensor's root mean square
     min_lr: float | None = None  # None: a tenth of lr
     weight_decay: float = 0.1
     warmup: int | None = None  # steps; None: a twentieth of the run
-    clip: float = 1.0
+    clip: float = 1.0  # gradients are clipped to this norm
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -42,7 +51,7 @@ class TrainSettings:
     eval_every: int = 100
     eval_windows: int = 64
     save_every: int = 100
-    keep: int = 2
+    keep: int = 2  # checkpoints
     dtype: Dtype = "auto"
     device: Device = "auto"
 
@@ -51,13 +60,14 @@ class TrainSettings:
             _at_least(name, getattr(self, name), 1)
         for name in ("save_every", "keep"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("context", "warmup"):
+        for name, least in (("tokens", 1), ("context", 1), ("warmup", 0)):
             value = getattr(self, name)
             if value is not None:
-                _at_least(name, value, 1 if name == "context" else 0)
+                _at_least(name, value, least)
         _positive("lr", self.lr)
         _positive("clip", self.clip)
-        _at_least("seed", self.seed, 0)
+        if not 0 <= self.seed < 2**63:
+            raise HeadwiseError(f"seed must be from 0 to 2^63 − 1, got {self.seed}.")
         if self.min_lr is not None and not 0 <= self.min_lr <= self.lr:
             raise HeadwiseError(f"min-lr must be from 0 to lr {self.lr:g}, got {self.min_lr:g}.")
         if not 0 <= self.weight_decay < math.inf:
@@ -74,13 +84,26 @@ class TrainSettings:
 
     def resolved(self, *, context: int, device: Device, dtype: Dtype) -> TrainSettings:
         """The settings with every open value filled in; what a run records and compares."""
+        context = self.context if self.context is not None else context
+        steps = self.steps
+        if self.tokens is not None:
+            steps = steps_for(self.tokens, batch_size=self.batch_size, context=context)
         return replace(
             self,
-            context=self.context if self.context is not None else context,
+            steps=steps,
+            tokens=None,
+            context=context,
             min_lr=self.min_lr if self.min_lr is not None else self.lr / 10,
-            warmup=self.warmup if self.warmup is not None else max(1, self.steps // 20),
+            warmup=self.warmup if self.warmup is not None else max(1, steps // 20),
             device=device,
             dtype=dtype,
+        )
+
+    def on_this_machine(self, context: int) -> TrainSettings:
+        """`resolved` for the device that is there; `context` is the plan's."""
+        device = chosen_device(self.device)
+        return self.resolved(
+            context=context, device=device, dtype=training_dtype(self.dtype, device)
         )
 
     @property
@@ -94,20 +117,23 @@ class TrainSettings:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], source: str) -> TrainSettings:
+    def from_dict(cls, data: Mapping[str, Any], source: str) -> TrainSettings:
         """The settings in JSON-ready data; `source` names it in errors."""
-        if not isinstance(data, dict):
-            raise HeadwiseError(f"{source} must hold settings by name, got {data!r}; restore it.")
         known = [f.name for f in fields(cls)]
         for name in data:
             if name not in known:
                 raise HeadwiseError(
                     f"{source} has an unknown setting {name!r}. {did_you_mean(name, known)}"
                 )
+        from pydantic import TypeAdapter, ValidationError
+
+        from headwise.records import Frozen, first_problem
+
         try:
-            return cls(**data)
-        except TypeError as error:
-            raise HeadwiseError(f"{source} holds a setting of the wrong kind ({error}).") from error
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            problem = first_problem(error, Frozen, {})
+            raise HeadwiseError(f"{source} holds a wrong setting: {problem}") from error
 
 
 def steps_for(tokens: int, *, batch_size: int, context: int) -> int:
@@ -116,13 +142,52 @@ def steps_for(tokens: int, *, batch_size: int, context: int) -> int:
     return -(-tokens // (batch_size * context))
 
 
-def differences(old: TrainSettings, new: TrainSettings) -> tuple[str, ...]:
-    """The settings that would change the result, as `name: old → new`."""
-    return tuple(
-        f"{f.name} {getattr(old, f.name)} → {getattr(new, f.name)}"
-        for f in fields(TrainSettings)
-        if f.name not in FREE_ON_RESUME and getattr(old, f.name) != getattr(new, f.name)
-    )
+def learning_rate(step: int, settings: TrainSettings) -> float:
+    """The rate of the update with index `step`, counted from 0; the last one has the floor."""
+    warmup, floor = settings.warmup, settings.min_lr
+    assert warmup is not None
+    assert floor is not None
+    if step < warmup:
+        return settings.lr * (step + 1) / warmup
+    falling = max(1, settings.steps - 1 - warmup)
+    done = min(1.0, (step - warmup) / falling) if settings.steps - 1 > warmup else 1.0
+    return floor + (settings.lr - floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+# Adam's first steps go as far as any later one, in directions that one batch chose. A cut model is
+# near a minimum, so they would undo it: the rate rises slowly.
+RECOVERY_WARMUP = 0.125  # of the steps
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverSettings:
+    """What can be chosen about the training after a cut."""
+
+    tokens: int = 100_000  # to train on
+    length: int = 512  # tokens per window
+    batch_size: int = 4  # windows per step, over all processes
+    lr: float = 1e-3  # the peak, relative to each matrix's root mean square
+    seed: int = 0  # of the batches
+    held_out: float = 0.1  # share of the text that is never trained on
+    save_every: int = 25  # steps
+    device: Device = "auto"
+
+    def on_this_machine(self) -> TrainSettings:
+        """The settings of the training loop, for the device that is there."""
+        steps = steps_for(self.tokens, batch_size=self.batch_size, context=self.length)
+        return TrainSettings(
+            steps=steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            lr_relative=True,
+            weight_decay=0.0,
+            warmup=max(1, round(RECOVERY_WARMUP * steps)),
+            seed=self.seed,
+            held_out=self.held_out,
+            eval_every=50,
+            eval_windows=16,
+            save_every=self.save_every,
+        ).resolved(context=self.length, device=chosen_device(self.device), dtype="fp32")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

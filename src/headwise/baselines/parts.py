@@ -1,0 +1,122 @@
+"""One layer's projections taken apart into head groups, and put together again.
+
+Biases are a last column: the input has a constant 1 appended, so whatever is done to a matrix is
+done to its bias alike. All in float64.
+
+    query   queries × qk × (d_model + 1)     key     qk × (d_model + 1)
+    output  queries × d_model × vo           value   vo × (d_model + 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from headwise.models.attention_headwise import PROJECTIONS
+from headwise.models.backbones_headwise import Weights
+from headwise.plan import LayerPlan
+from headwise.profiling.format import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The weights of one key/value head and of the query heads that share it."""
+
+    query: Float[np.ndarray, "queries qk inputs"]
+    key: Float[np.ndarray, "qk inputs"]
+    value: Float[np.ndarray, "vo inputs"]
+    output: Float[np.ndarray, "queries d_model vo"]
+
+    @property
+    def stacked_output(self) -> Float[np.ndarray, "outputs vo"]:
+        """The output matrices of the query heads, one upon the other: what one W_V feeds."""
+        return self.output.reshape(-1, self.output.shape[-1])
+
+    @property
+    def stacked_query(self) -> Float[np.ndarray, "rows qk"]:
+        """The query matrices, transposed, one upon the other: what one W_K is compared with."""
+        return self.query.swapaxes(1, 2).reshape(-1, self.query.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A dense model as the methods see it."""
+
+    profile: Profile
+    weights: tuple[Weights, ...]  # of every layer
+    measured: dict[str, np.ndarray]  # of `headwise.baselines.measured`, what is needed
+    tied_queries: bool = False  # one norm over all heads: no query or key row can go alone
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Every layer's projections in the dense shape, and the parameters of their folded form."""
+
+    layers: tuple[Weights, ...]
+    attn_params: int
+
+
+def attention_weights(attention: Any) -> Weights:
+    """Copies of the four projections of one attention module."""
+    modules = {side: getattr(attention, name) for side, name in PROJECTIONS.items()}
+    return (
+        {side: m.weight.detach().to("cpu", copy=True) for side, m in modules.items()},
+        {
+            side: m.bias.detach().to("cpu", copy=True)
+            for side, m in modules.items()
+            if m.bias is not None
+        },
+    )
+
+
+def groups_of(layer: LayerPlan, weights: Weights) -> list[Group]:
+    """The head groups of one layer."""
+    query, key, value = (_with_bias(weights, side) for side in ("query", "key", "value"))
+    W_O = weights[0]["output"].double().numpy()
+    found, q, k, v, o = [], 0, 0, 0, 0
+    for head in layer.heads:
+        qk, vo, g = head.qk_dim, head.vo_dim, head.queries
+        columns = W_O[:, o : o + g * vo].reshape(len(W_O), g, vo)
+        found.append(
+            Group(
+                query[q : q + g * qk].reshape(g, qk, -1),
+                key[k : k + qk],
+                value[v : v + vo],
+                np.ascontiguousarray(columns.swapaxes(0, 1)),
+            )
+        )
+        q, k, v, o = q + g * qk, k + qk, v + vo, o + g * vo
+    return found
+
+
+def joined(
+    groups: Sequence[Group], like: Weights, shift: Float[np.ndarray, " d_model"] | None = None
+) -> Weights:
+    """The four projections of these groups, `shift` added to the output bias, if there is one."""
+    rows = {
+        "query": np.concatenate([g.query.reshape(-1, g.query.shape[-1]) for g in groups]),
+        "key": np.concatenate([g.key for g in groups]),
+        "value": np.concatenate([g.value for g in groups]),
+    }
+    W_O = np.concatenate([matrix for g in groups for matrix in g.output], axis=1)
+    matrices = {side: torch.from_numpy(x[:, :-1].copy()) for side, x in rows.items()}
+    matrices["output"] = torch.from_numpy(W_O)
+    biases = {side: torch.from_numpy(x[:, -1].copy()) for side, x in rows.items()}
+    if "output" in like[1]:
+        moved = 0.0 if shift is None else torch.from_numpy(shift)
+        biases["output"] = like[1]["output"].double() + moved
+    return (
+        {side: matrices[side].to(w.dtype) for side, w in like[0].items()},
+        {side: biases[side].to(b.dtype) for side, b in like[1].items()},
+    )
+
+
+def _with_bias(weights: Weights, side: str) -> np.ndarray:
+    matrix = weights[0][side].double()
+    bias = weights[1].get(side, torch.zeros(len(matrix))).double()
+    return torch.cat([matrix, bias[:, None]], 1).numpy()

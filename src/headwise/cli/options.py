@@ -1,0 +1,151 @@
+"""Commands made from recipes: a verb's options are the fields of its recipe.
+
+    @recipe_command(ProfileRecipe, out="The profile's folder.")
+    def profile(recipe, common): …          ──►   headwise profile MODEL --text … -o …
+
+Names, defaults, help and checks are the recipe's, so the command line, Python and recipe.yaml
+cannot drift apart. A wrong value is told with the option's name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from headwise.errors import BudgetError, HeadwiseError
+from headwise.plan import RESOURCES
+from headwise.recipe import Recipe
+from headwise.records import first_problem
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+ForceFlag = Annotated[
+    bool, typer.Option("--force", help="Replace an output that headwise wrote earlier.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What every recipe command also takes, and which options the person gave."""
+
+    out: Path
+    force: bool
+    as_json: bool
+    given: frozenset[str]
+
+
+def recipe_command(
+    recipe: type[Recipe], *, out: str, argument: str = "model"
+) -> Callable[[Callable[[Any, Common], None]], Callable[..., None]]:
+    """Make a typer command of a function that takes a recipe."""
+
+    def decorate(function: Callable[[Any, Common], None]) -> Callable[..., None]:
+        def command(ctx: typer.Context, **values: Any) -> None:
+            given = frozenset(n for n in values if _was_given(ctx, n))
+            common = Common(values.pop("out"), values.pop("force"), values.pop("as_json"), given)
+            function(read_options(recipe, values), common)
+
+        own = [
+            inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(_parameter(n, f, argument) for n, f in recipe.options().items()),
+            _keyword("out", Annotated[Path, typer.Option("-o", "--out", help=out)]),
+            _keyword("force", ForceFlag, False),
+            _keyword("as_json", JsonFlag, False),
+        ]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in own}
+        return command
+
+    return decorate
+
+
+def read_options(recipe: type[Recipe], values: Mapping[str, Any]) -> Any:
+    """The recipe of the options given on the command line."""
+    stated: dict[str, Any] = {}
+    for name, value in values.items():
+        if _is_limit(name, recipe.options()[name]) and isinstance(value, list):
+            stated[name] = one_limit(name, value)
+        elif value is not None and value != []:
+            stated[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return recipe.model_validate(stated)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
+        problem = first_problem(error, recipe, {})
+        raise HeadwiseError(problem.replace(name, flag(name), 1) if name else problem) from error
+
+
+def one_limit(name: str, texts: list[str]) -> str | None:
+    """A limit that may be given once, or several times with the same value."""
+    from headwise.plan import Limit
+
+    limits = {str(Limit.parse(text, flag(name))): None for text in texts}
+    if len(limits) > 1:
+        raise BudgetError(
+            f"{flag(name)} must be given once, got {' and '.join(limits)}, which contradict each "
+            "other; keep one of them."
+        )
+    return next(iter(limits), None)
+
+
+def flag(name: str) -> str:
+    """An option as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _parameter(name: str, field: FieldInfo, argument: str) -> inspect.Parameter:
+    default = None if field.default is PydanticUndefined else field.default
+    help_text = field.description or ""
+    if name == argument:
+        return _keyword(name, Annotated[str, typer.Argument(help=help_text, show_default=False)])
+    kind = _typer_type(name, field)
+    metavar = "LIMIT" if _is_limit(name, field) else None
+    option = typer.Option(flag(name), help=help_text, metavar=metavar)
+    if kind is bool:
+        names = (flag(name),) if default is False else (f"{flag(name)}/--no-{flag(name)[2:]}",)
+        option = typer.Option(*names, help=help_text)
+    if default == ():
+        default = None
+    return _keyword(name, Annotated[kind, option], default)
+
+
+def _is_limit(name: str, field: FieldInfo) -> bool:
+    """Whether an option is one limit of a budget; given twice, the two must agree."""
+    return name in RESOURCES and field.default is None
+
+
+def _typer_type(name: str, field: FieldInfo) -> Any:
+    """What typer reads: plain types; anything else is text that the recipe checks."""
+    if _is_limit(name, field):
+        return list[str] | None
+    kind = field.annotation
+    optional = False
+    if get_origin(kind) in (Union, types.UnionType):
+        inner = [a for a in get_args(kind) if a is not type(None)]
+        optional, kind = len(inner) < len(get_args(kind)), inner[0]
+    if get_origin(kind) is tuple:
+        return list[str] | None
+    plain = kind if kind in (int, float, bool) else str
+    return plain | None if optional else plain
+
+
+def _keyword(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _was_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}

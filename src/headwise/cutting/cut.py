@@ -1,0 +1,106 @@
+"""One layer's projections cut to a plan: directions kept, everything folded, no extra product.
+
+    values    z ≈ z·E·D        W_V ← Eᵀ·W_V      W_O ← W_O·Dᵀ        (E, D: kept columns, kept rows)
+    scores    planes kept as they are; position-free columns q·E_q, k·E_k
+
+One W_V serves all query heads of a group, so they share E and D. The dropped part of z has a mean;
+where the layer has an output bias, that mean moves into it, which treats value biases exactly
+(the rows of an attention matrix sum to 1). Computed in float64; what is kept whole is not changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from headwise.models.backbones_headwise import Weights
+from headwise.models.slicing import qk_columns
+from headwise.plan import Plan
+from headwise.planning.fit import Kept
+from headwise.profiling.format import Profile
+from headwise.profiling.worth import kept_directions
+
+Tensors = dict[str, torch.Tensor]
+
+
+def cut_weights(profile: Profile, plan: Plan, layer: int, weights: Weights) -> Weights:
+    """The four projections of one layer, cut to `plan` along the profile's directions."""
+    dense = profile.plan.layers[layer]
+    matrices = {side: w.double() for side, w in weights[0].items()}
+    biases = {side: b.double() for side, b in weights[1].items()}
+    parts: dict[str, list[torch.Tensor]] = {side: [] for side in matrices}
+    bias_parts: dict[str, list[torch.Tensor]] = {side: [] for side in biases}
+    ends = dict.fromkeys(matrices, 0)
+    lost_mean = torch.zeros(matrices["output"].shape[0], dtype=torch.float64)
+    for j, head in enumerate(dense.heads):
+        maps = _maps(profile, plan, layer, j)
+        lengths = {"query": head.qk_dim, "key": head.qk_dim, "value": head.vo_dim}
+        for side, width in lengths.items():
+            for _ in range(head.queries if side == "query" else 1):
+                rows = slice(ends[side], ends[side] + width)
+                ends[side] += width
+                parts[side].append(maps[side] @ matrices[side][rows])
+                if side in biases:
+                    bias_parts[side].append(maps[side] @ biases[side][rows])
+        for g in range(head.queries):
+            columns = slice(ends["output"], ends["output"] + head.vo_dim)
+            ends["output"] += head.vo_dim
+            W_O = matrices["output"][:, columns]
+            parts["output"].append(W_O @ maps["decode"].T)
+            if profile.record.centred:
+                mean = _mean(profile, layer, j, g)
+                kept = maps["decode"].T @ (maps["value"] @ mean)
+                lost_mean += W_O @ (mean - kept)
+    made = {s: torch.cat(p, 1 if s == "output" else 0) for s, p in parts.items()}
+    made_biases = {s: torch.cat(p) for s, p in bias_parts.items() if p}
+    if "output" in biases:
+        made_biases["output"] = biases["output"] + lost_mean
+    return _as(made, weights[0]), _as(made_biases, weights[1])
+
+
+def _maps(profile: Profile, plan: Plan, layer: int, head: int) -> Tensors:
+    """What the rows of each projection of one head group are multiplied with, (kept, full)."""
+    kept = kept_directions(profile, plan, layer, head)
+    spec = profile.plan.layers[layer].heads[head]
+    encode, decode = profile.value_directions(layer, head)
+    vo = list(kept.vo)
+    query, key = _score_maps(profile, layer, head, kept)
+    made = {"query": query, "key": key, "value": encode[:, vo].T, "decode": decode[vo]}
+    if len(vo) == spec.vo_dim:  # whole: no basis is changed, nothing is rounded
+        made |= {"value": np.eye(spec.vo_dim), "decode": np.eye(spec.vo_dim)}
+    return {name: torch.from_numpy(np.ascontiguousarray(m)) for name, m in made.items()}
+
+
+def _score_maps(
+    profile: Profile, layer: int, head: int, kept: Kept
+) -> tuple[np.ndarray, np.ndarray]:
+    spec, free = profile.plan.layers[layer].heads[head], list(kept.free)
+    rotary = 2 * len(spec.rotary_planes or ())
+    columns = qk_columns(spec, Kept(planes=kept.planes, free=(), vo=()))
+    selection = np.eye(spec.qk_dim)[columns]
+    n_free = spec.qk_dim - rotary
+    if not n_free:
+        return selection, selection
+    if len(free) == n_free:
+        encode_q = encode_k = np.eye(n_free)
+    else:
+        encode_q, encode_k = profile.score_directions(layer, head)
+    sides = []
+    for encode in (encode_q, encode_k):
+        block = np.zeros((len(free), spec.qk_dim))
+        block[:, rotary:] = encode[:, free].T
+        sides.append(np.vstack([selection, block]))
+    return sides[0], sides[1]
+
+
+def _mean(profile: Profile, layer: int, head: int, query: int) -> torch.Tensor:
+    """The mean of z of one query head of a group."""
+    heads = profile.plan.layers[layer].heads
+    first = sum(h.queries for h in heads[:head])
+    return torch.from_numpy(
+        profile.get(layer, "z_mean").reshape(-1, heads[head].vo_dim)[first + query]
+    )
+
+
+def _as(tensors: Tensors, like: Tensors) -> Tensors:
+    return {side: t.to(like[side].dtype) for side, t in tensors.items()}

@@ -1,0 +1,148 @@
+"""The cut projections of one layer fitted to what the dense model has after this layer.
+
+    cut layers before ─► h ─┬─ q, k, v, o of the kept directions ─ + ─ MLP as it was ─ + ─►  ≈ H
+    dense layers before ─► the dense layer ──────────────────────────────────────────────►   H
+
+The ridge regression of W_O is exact but can only mix what the kept directions carry, and repeats
+what the dense attention did. Moving all four projections a little also mends the attention pattern
+and what the values read; and aiming behind the MLP, at the dense model's own states, also takes
+back part of what the layers before have lost.
+
+Only this layer is run, never the layers after it, and only its attention is changed. A fit that
+does not lower the error on the batches held aside is thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from headwise.cutting.layer_task import LayerTask, attention_of, log1p_relative_error
+from headwise.cutting.settings import CutSettings
+from headwise.models.attention_headwise import PROJECTIONS
+from headwise.models.backbones_headwise import Weights
+from headwise.records import Frozen
+from headwise.training.optimizer import adamw, set_learning_rate, trained_parameters
+from headwise.training.settings import TrainSettings
+
+PASSES = 1  # over the calibration text, unless a number of steps is given; more add little
+RATE_OF_ERROR = 0.1  # the largest rate worth trying, as a multiple of the root of the error
+
+
+@dataclass(frozen=True, slots=True)
+class FitSchedule:
+    """How many steps of one batch each, and the peak rate relative to each matrix's size.
+
+    The smaller a layer's error, the less its matrices have to move: steps too long for it would
+    only shake them, by an error that grows with the square of the step.
+    """
+
+    steps: int
+    rate: float
+    seed: int = 0
+
+    def rates(self, error: float) -> tuple[float, float]:
+        """The rates to try in turn at this error; the first that lowers it is taken."""
+        first = min(self.rate, RATE_OF_ERROR * math.sqrt(error))
+        return first, first / 4
+
+
+class UnseenError(Frozen):
+    """The error on the batches held aside; no `after` if the fit was thrown away."""
+
+    before: float
+    after: float | None = None
+
+
+class FitRecord(Frozen):
+    """What the fit of a layer did; no rate if it was thrown away."""
+
+    steps: int
+    rate: float | None
+    unseen_error: UnseenError
+
+
+def fit_schedule(
+    settings: CutSettings, n_batches: int, held_aside: Sequence[int]
+) -> FitSchedule | None:
+    """What the settings ask for with so many batches; None if there is nothing to do."""
+    steps = settings.fit if settings.fit is not None else PASSES * (n_batches - len(held_aside))
+    if not steps or not held_aside:
+        return None
+    return FitSchedule(steps, settings.fit_rate, settings.seed)
+
+
+def fit_layer(
+    task: LayerTask, start: Weights, schedule: FitSchedule
+) -> tuple[Weights | None, FitRecord]:
+    """Better projections than `start`, or None; and what was seen."""
+    before = task.error(start)
+    for rate in schedule.rates(before):
+        layer = task.layer(start)
+        if not _train(task, layer, schedule, rate):
+            continue
+        after = task.layer_error(layer, task.batches.held_aside)
+        if after < before:
+            seen = UnseenError(before=before, after=after)
+            return _weights(layer), FitRecord(steps=schedule.steps, rate=rate, unseen_error=seen)
+    return None, FitRecord(steps=schedule.steps, rate=None, unseen_error=UnseenError(before=before))
+
+
+def _train(task: LayerTask, layer: nn.Module, schedule: FitSchedule, rate: float) -> bool:
+    """Move the layer's projections in place; False if loss or gradient stopped being finite."""
+    settings = TrainSettings(
+        steps=schedule.steps, lr=rate, min_lr=rate / 50, lr_relative=True, weight_decay=0.0
+    ).resolved(context=1, device="cpu", dtype="fp32")
+    for projection in _projections(layer).values():
+        projection.requires_grad_()
+    optimizer = adamw(layer, settings)
+    trained = list(trained_parameters(layer).values())
+    for step, batch in enumerate(_order(task, schedule)):
+        set_learning_rate(optimizer, step, settings)
+        with torch.enable_grad():
+            error = log1p_relative_error(task.run(layer, batch), task.batches.outputs[batch])
+            loss = error.mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(trained, settings.clip)
+        if not (torch.isfinite(loss) and torch.isfinite(norm)):
+            return False
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    layer.requires_grad_(False)
+    return True
+
+
+def _order(task: LayerTask, schedule: FitSchedule) -> Iterator[int]:
+    """The batch of every step: each pass goes through all that are not held aside, shuffled."""
+    aside = task.batches.held_aside
+    used = [b for b in range(len(task.batches.outputs)) if b not in aside]
+    for step in range(schedule.steps):
+        turn, place = divmod(step, len(used))
+        if place == 0:
+            rng = np.random.default_rng([schedule.seed, task.place, turn])
+            order = rng.permutation(len(used))
+        yield used[order[place]]
+
+
+def _projections(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained tensors of a layer, as `side.weight` and `side.bias`."""
+    attention = attention_of(layer)
+    return {
+        f"{side}.{name}": parameter
+        for side, module in PROJECTIONS.items()
+        if (projection := getattr(attention, module, None)) is not None
+        for name, parameter in projection.named_parameters()
+    }
+
+
+def _weights(layer: nn.Module) -> Weights:
+    found: Weights = ({}, {})
+    for name, parameter in _projections(layer).items():
+        side, kind = name.split(".")
+        found[kind == "bias"][side] = parameter.detach().clone()
+    return found

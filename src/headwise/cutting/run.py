@@ -1,0 +1,139 @@
+"""A model cut from its profile and plan to a finished folder, resumable layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.artifacts import versions
+from headwise.cutting.assemble import write_checkpoint
+from headwise.cutting.sequential import CutJob, calibration_batches, cut_layers, layer_part
+from headwise.cutting.settings import CutSettings
+from headwise.data.tokens import refuse_unknown_tokens
+from headwise.errors import HeadwiseError
+from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
+from headwise.plan import Origin, Plan
+from headwise.profiling.format import Profile
+from headwise.progress import Progress, silent
+from headwise.runs import Run, key_of, made_from, resume
+from headwise.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class CutRequest:
+    """What is to be cut, along which directions, to which plan."""
+
+    source: Source
+    profile: Profile
+    plan: Plan
+    settings: CutSettings
+    command: str = ""
+
+    def inputs(self) -> dict[str, Any]:
+        """What the cut layers depend on; which command wrote the plan, and when, does not count."""
+        plan = self.plan.model_copy(update={"origin": Origin()})
+        return {
+            "model": self.source.name,
+            "profile_sha256": self.profile.sha256,
+            "plan": plan.to_dict(),
+            "settings": self.settings.to_dict(),
+        }
+
+    @property
+    def key(self) -> str:
+        """By which a finished cut is known."""
+        return key_of("cut", self.inputs())
+
+
+def cut_model(
+    request: CutRequest,
+    output: Path,
+    *,
+    force: bool = False,
+    progress: Progress = silent,
+    last: tuple[str, ...] = (),
+    finishing: Callable[[Path], None] | None = None,
+) -> CutRecord:
+    """Cut the model into `output`, a Hugging Face folder; returns its record headwise.json.
+
+    `finishing` may add files to the new folder before it takes its place; `last` are files that
+    the caller adds later (see `headwise.runs.resume`).
+    """
+    _check(request)
+    reads = [request.source.name]
+    inputs = request.inputs()
+    with resume(
+        output, "cut", inputs, record=CUT_RECORD, force=force, reads=reads, last=last
+    ) as run:
+        if not run.finished:
+            _cut(request, run, progress, finishing)
+    return read_cut_record(output)
+
+
+def is_cut(request: CutRequest, output: Path) -> bool:
+    """Whether `output` is the whole result of just this request."""
+    return made_from(output / CUT_RECORD) == request.key
+
+
+def _cut(
+    request: CutRequest,
+    run: Run,
+    progress: Progress,
+    finishing: Callable[[Path], None] | None,
+) -> None:
+    source = request.source
+    name, rows = request.profile.inputs
+    if name == "input_ids":
+        refuse_unknown_tokens(rows, source.config.vocab_size)
+    text = calibration_batches(
+        torch.from_numpy(rows),
+        request.settings,
+        causal=source.family.causal,
+        length=request.profile.record.settings["length"],
+    )
+    batches = [{name: some} for some in text.ids]
+    stream = source.layers(batches, dtype=torch.float32)
+    job = CutJob(stream, text.held_aside, request.profile, request.plan, request.settings, run)
+    cut_layers(job, progress)
+    record = _record(request, [run.note(layer_part(i)) for i in stream])
+    with run.finish() as folder:
+        write_checkpoint(folder, source, stream, plan=request.plan, run=run, record=record)
+        if finishing is not None:
+            finishing(folder)
+
+
+def _check(request: CutRequest) -> None:
+    """Refuse a plan that was fitted to another profile, and a profile of other weights."""
+    fitted = request.plan.origin.profile_sha256
+    if fitted is not None and fitted != request.profile.sha256:
+        raise HeadwiseError(
+            f"the plan was fitted to profile {fitted[:12]}…, but this is "
+            f"{request.profile.sha256[:12]}…; give the profile it was fitted to, or fit it again."
+        )
+    refuse_other_weights(request.profile, request.source)
+
+
+def refuse_other_weights(profile: Profile, source: Source) -> None:
+    """Raise if a profile was made from other weights than the source has."""
+    if source.weights_sha256 != profile.record.weights_sha256:
+        raise HeadwiseError(
+            f"the profile was made from other weights than {source.name} has now; make the "
+            "profile again, or name another with --profile."
+        )
+
+
+def _record(request: CutRequest, layers: list[dict[str, Any]]) -> CutRecord:
+    return CutRecord(
+        key=request.key,
+        model=request.source.name,
+        command=request.command,
+        calibration=request.profile.record.calibration,
+        profile_sha256=request.profile.sha256,
+        settings=request.settings.to_dict(),
+        layers=tuple(layers),
+        versions=dict(versions(("headwise", "torch", "transformers", "numpy"))),
+    )

@@ -1,0 +1,190 @@
+"""The layers cut one after another, each fitted to what the cut layers before it really send.
+
+    dense stream   h ─► layer 0 ─► layer 1 ─► …        gives the targets
+    cut stream     h ─► cut 0   ─► cut 1   ─► …        gives the inputs
+
+A layer is made in three steps: W_O by regression, all four projections by the layer fit, W_O once
+more. What counts is how near its output comes to the dense layer's, on batches held aside.
+
+Only one layer is in memory at a time. A finished layer is saved at once; after a kill it is read
+back and only run, so the result is that of an undisturbed run.
+
+The text comes in batches of whole windows, and many short openings:
+
+    windows    ▮▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯…        one first token each
+    openings   ▮▯▯▯  ▮▯▯▯  ▮▯▯▯  ▮▯▯▯  …    as many first tokens as there is room for
+
+A causal model makes an attention sink of the first token it sees: heads that look for nothing look
+there. Windows show few such tokens, and where a cut fails at one, it fails for the whole window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.cutting.cut import cut_weights
+from headwise.cutting.layer_fit import FitRecord, fit_layer, fit_schedule
+from headwise.cutting.layer_task import LayerBatches, LayerTask, attention_and_layer_outputs
+from headwise.cutting.refit import RefitRecord, output_weights, refit_output, regressions
+from headwise.cutting.settings import CutSettings
+from headwise.models.backbones_headwise import Weights
+from headwise.models.layer_stream import LayerStream
+from headwise.plan import Plan
+from headwise.profiling.format import Profile
+from headwise.progress import Progress, silent
+from headwise.records import Frozen
+from headwise.runs import Run
+
+NO_ERROR = 1e-9  # squared and relative: float32 runs of equal layers differ by less
+OPENING = 4  # tokens
+OPENINGS_EVERY = 6  # batches of windows
+MIN_BATCHES = 8  # of fewer, none is held aside
+HELD_ASIDE_EVERY = 12  # one batch of so many is held aside
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBatches:
+    """Batches of tokens or pixels, and the numbers of those that are held aside."""
+
+    ids: list[Tensor]
+    held_aside: tuple[int, ...]
+
+
+def calibration_batches(
+    ids: Tensor, settings: CutSettings, *, causal: bool, length: int | None = None
+) -> CalibrationBatches:
+    """The batches of a profile's windows, or of its images, which are `length` tokens each."""
+    rows = max(1, settings.batch_tokens // (length or ids.shape[1]))
+    windows = list(torch.split(ids, rows))
+    short = _openings(ids, len(windows) // OPENINGS_EVERY, settings) if causal else []
+    openings_aside = [len(windows) + b for b in held_aside(len(short))]
+    return CalibrationBatches([*windows, *short], (*held_aside(len(windows)), *openings_aside))
+
+
+def held_aside(n_batches: int) -> range:
+    """The numbers of the batches held aside, of so many."""
+    last = n_batches if n_batches >= MIN_BATCHES else 0
+    return range(HELD_ASIDE_EVERY // 2, last, HELD_ASIDE_EVERY)
+
+
+def _openings(ids: Tensor, n_batches: int, settings: CutSettings) -> list[Tensor]:
+    """Short sequences from all over the text."""
+    if not settings.openings or not n_batches or ids.shape[1] < 2 * OPENING:
+        return []
+    short = ids.reshape(-1)[: ids.numel() // OPENING * OPENING].view(-1, OPENING)
+    rows = max(1, settings.batch_tokens // OPENING)
+    chosen = torch.linspace(0, len(short) - 1, min(len(short), n_batches * rows)).long()
+    return list(torch.split(short[chosen], rows))
+
+
+class AttentionError(Frozen):
+    """The attention's squared error as a share of its square, before and after the first refit."""
+
+    folded: float
+    refitted: float | None = None
+
+
+class LayerRecord(Frozen):
+    """How a layer was cut, and how well it reproduces the dense one."""
+
+    error: AttentionError
+    refit: RefitRecord | None = None
+    fit: FitRecord | None = None
+    second_refit: RefitRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CutJob:
+    """Everything a cut needs: the model's layers on text, the directions, the plan, the rules."""
+
+    stream: LayerStream
+    held_aside: tuple[int, ...]  # batches used to choose; empty when there are too few
+    profile: Profile
+    plan: Plan
+    settings: CutSettings
+    run: Run
+
+
+@torch.no_grad()
+def cut_layers(job: CutJob, progress: Progress = silent) -> None:
+    """Make the cut projections of every layer parts of the job's run."""
+    stream = job.stream
+    dense, cut = list(stream.first), list(stream.first)
+    for i in stream:
+        weights = stream.weights(stream.load(i))
+        whole = stream.planned(i, job.profile.plan.layers[i], weights)
+        attended, after = attention_and_layer_outputs(stream, whole, i, dense)
+        del whole
+        if not job.run.has(layer_part(i)):
+            batches = LayerBatches(cut, dense, attended, after, job.held_aside)
+            task = LayerTask(stream, i, job.plan.layers[i], batches)
+            made, record = _cut_layer(job, task, weights)
+            packed = _packed(made, _stored_dtype(stream, i))
+            job.run.put(layer_part(i), packed, record.to_dict())
+            del batches, task
+        del attended
+        dense = after
+        if i < len(stream) - 1:
+            # Read back, in the checkpoint's number format: what later layers will really get, and
+            # what a resumed run sees too.
+            narrow = stream.planned(i, job.plan.layers[i], _unpacked(job.run.get(layer_part(i))))
+            cut = [stream.run(narrow, i, h, b) for b, h in enumerate(cut)]
+        progress("cutting", i + 1, len(stream))
+
+
+def layer_part(i: int) -> str:
+    """The name of a cut layer among the parts of a run."""
+    return f"layer-{i:05d}"
+
+
+def _cut_layer(job: CutJob, task: LayerTask, weights: Weights) -> tuple[Weights, LayerRecord]:
+    """The cut projections of a layer, and how well they reproduce the dense one."""
+    settings, batches = job.settings, task.batches
+    made = cut_weights(job.profile, job.plan, task.place, weights)
+    sums = regressions(task, made)
+    attention = sums["attention"].all
+    error = AttentionError(folded=attention.error(*output_weights(made)))
+    # Nothing was lost so far: a refit could only add rounding.
+    if error.folded <= NO_ERROR:
+        return made, LayerRecord(error=error)
+    refit = fit = second = None
+    if settings.refit:
+        made, refit = refit_output(task, made, sums, settings.ridge)
+        refitted = attention.error(*output_weights(made))
+        error = AttentionError(folded=error.folded, refitted=refitted)
+    schedule = fit_schedule(settings, len(batches.inputs), batches.held_aside)
+    if schedule is not None:
+        better, fit = fit_layer(task, made, schedule)
+        made = made if better is None else better
+        if better is not None and settings.refit:
+            again, record = refit_output(task, made, regressions(task, made), settings.ridge)
+            assert record.unseen_error is not None
+            assert fit.unseen_error.after is not None
+            if record.unseen_error < fit.unseen_error.after:
+                made, second = again, record
+    return made, LayerRecord(error=error, refit=refit, fit=fit, second_refit=second)
+
+
+def _stored_dtype(stream: LayerStream, i: int) -> torch.dtype:
+    """The number format of layer `i`'s attention in the source."""
+    start = f"{stream.prefix}.{i}.{stream.family.attention}."
+    name = next(theirs for ours, theirs in stream.names.items() if ours.startswith(start))
+    return stream.checkpoint.stored[name].dtype
+
+
+def _packed(weights: Weights, dtype: torch.dtype) -> dict[str, Tensor]:
+    matrices, biases = weights
+    named = {f"{s}.weight": w for s, w in matrices.items()}
+    named |= {f"{s}.bias": b for s, b in biases.items()}
+    return {name: tensor.to(dtype) for name, tensor in named.items()}
+
+
+def _unpacked(tensors: dict[str, Tensor]) -> Weights:
+    found: Weights = ({}, {})
+    for name, tensor in tensors.items():
+        side, kind = name.split(".")
+        found[kind == "bias"][side] = tensor
+    return found

@@ -1,0 +1,305 @@
+"""verify.json: what a cut model lost and saved against its source, and what was asked of it.
+
+    Verification ─┬─ texts      quality on every text, or set of images
+                  │               LanguageQuality    causal models: perplexity, agreement, KL
+                  │               EmbeddingQuality   encoders: cosine between embeddings
+                  │               ImageQuality       image models: cosine, classes
+                  ├─ size       parameters and cached bytes, counted and by the plan
+                  ├─ speed      tokens per second, before and after
+                  ├─ targets    what was asked and whether it was met
+                  └─ warnings   what a reader must know
+
+Figures are finite; one that is infinite (a perplexity beyond e^709) is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from headwise.errors import HeadwiseError
+from headwise.plan import Limit
+from headwise.records import Frozen, Record, read_record
+
+VERIFY_RECORD = "verify.json"
+Kind = Literal["causal", "encoder", "image"]
+Role = Literal["calibration domain", "other text"]
+
+
+class Drift(Frozen):
+    """Mean KL of the predictions made after `first … last` tokens."""
+
+    first: int
+    last: int
+    tokens: int
+    kl: float
+
+
+class Windows(Frozen):
+    """The windows of a text: how many, how many of them broke, and the worst one's mean KL."""
+
+    count: int
+    broken: int
+    worst_kl: float
+
+
+class Measured(Frozen):
+    """A text, or a set of images, that both models were measured on."""
+
+    source: str
+    sha256: str
+    role: Role
+    is_calibration_text: bool
+
+    @property
+    def what(self) -> str:
+        """What it is: text or images."""
+        return "text"
+
+
+class LanguageQuality(Measured):
+    """Two causal models on the same windows of a text."""
+
+    kind: Literal["causal"] = "causal"
+    tokens: int
+    window: int
+    stride: int
+    perplexity: float | None
+    dense_perplexity: float | None
+    ratio: float | None  # perplexity ÷ dense
+    nll: float  # nats per token
+    dense_nll: float
+    top_agreement: float
+    kl: float
+    by_position: Annotated[tuple[Drift, ...], Field(min_length=1)]
+    windows: Windows
+
+
+class EmbeddingQuality(Measured):
+    """Two encoders on the same sentences."""
+
+    kind: Literal["encoder"] = "encoder"
+    sentences: int
+    cosine: float
+    least_cosine: float
+
+
+class ImageQuality(Measured):
+    """Two image models on the same images; the last two figures need classes."""
+
+    kind: Literal["image"] = "image"
+    images: int
+    cosine: float
+    least_cosine: float
+    top_agreement: float | None = None
+    kl: float | None = None
+
+    @property
+    def what(self) -> str:
+        """What it is: text or images."""
+        return "images"
+
+
+Quality = LanguageQuality | EmbeddingQuality | ImageQuality
+_Tagged = Annotated[Quality, Field(discriminator="kind")]
+
+
+class SizeChange(Frozen):
+    """A count before and after the cut, in the files (or a live cache) and by the plans."""
+
+    dense: Annotated[int, Field(gt=0)]
+    cut: int
+    share: float
+    dense_plan: int
+    cut_plan: int
+
+
+class CacheChange(SizeChange):
+    """Bytes that one token leaves in the cache; a plan counts in the numbers the model ran with."""
+
+    bytes_per_number: int
+
+
+class SizeChanges(Frozen):
+    """What the model takes; only causal models cache anything."""
+
+    attn_params: SizeChange
+    params: SizeChange
+    kv_bytes: CacheChange | None = None
+
+    def items(self) -> Iterator[tuple[SizeName, SizeChange]]:
+        """What was counted, with its name."""
+        for name in SIZE_NAMES:
+            found: SizeChange | None = getattr(self, name)
+            if found is not None:
+                yield name, found
+
+
+SizeName = Literal["attn_params", "params", "kv_bytes"]
+SIZE_NAMES: dict[SizeName, str] = {
+    "attn_params": "attention parameters",
+    "params": "parameters",
+    "kv_bytes": "cached bytes per token",
+}
+
+
+class Rate(Frozen):
+    """Tokens per second: the median, the slowest and the fastest repetition."""
+
+    median: Annotated[float, Field(gt=0)]
+    low: float
+    high: float
+
+
+class RateChange(Frozen):
+    """A speed before and after the cut."""
+
+    dense: Rate
+    cut: Rate
+    ratio: float
+
+    @property
+    def direction(self) -> Literal["faster", "slower", "within the spread"]:
+        """What can be said: nothing, where the repetitions of the two models overlap."""
+        if self.cut.low > self.dense.high:
+            return "faster"
+        return "slower" if self.cut.high < self.dense.low else "within the spread"
+
+
+class SpeedChanges(Frozen):
+    """Reading a prompt at once, and writing token by token after it (causal models only)."""
+
+    prompt: int
+    new_tokens: int
+    repeats: int
+    prefill: RateChange
+    decode: RateChange | None = None
+
+    def items(self) -> Iterator[tuple[Literal["prefill", "decode"], RateChange]]:
+        """What was timed, with its name."""
+        yield "prefill", self.prefill
+        if self.decode is not None:
+            yield "decode", self.decode
+
+
+class TargetResult(Frozen):
+    """What was asked of one figure, and what was found; `name` is a field of Targets."""
+
+    name: str
+    limit: float
+    found: float | None  # None: infinite
+    met: bool
+
+    @property
+    def option(self) -> str:
+        """The target as the command line spells it."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def sentence(self) -> str:
+        """What was asked and what was found."""
+        bound = "at least" if self.name.startswith("min_") else "at most"
+        found = "infinite" if self.found is None else _plain(self.found)
+        return f"{self.option} asked for {bound} {_plain(self.limit)}, but it is {found}."
+
+
+class Verification(Record):
+    """The content of verify.json."""
+
+    format: Literal["headwise-verify/2"] = "headwise-verify/2"
+    model: str
+    against: str
+    kind: Kind
+    texts: Annotated[tuple[_Tagged, ...], Field(min_length=1)]
+    size: SizeChanges
+    speed: SpeedChanges | None = None  # None: it was not timed
+    targets: tuple[TargetResult, ...] = ()
+    met: bool = True  # every target
+    warnings: tuple[str, ...] = ()
+    device: str
+    dtype: str
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+def read_verification(folder: Path) -> Verification | None:
+    """The verification that lies beside a model, if there is one."""
+    path = folder / VERIFY_RECORD
+    if not path.exists():
+        return None
+    return read_record(path, Verification, advice="run `headwise verify` again")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What is asked of a cut model; None asks nothing."""
+
+    max_ratio: float | None = None  # perplexity ÷ dense on the first text
+    max_other_ratio: float | None = None  # the same on every other text
+    min_agreement: float | None = None  # of the top token, or of the top class
+    min_cosine: float | None = None  # mean over the sentences or images
+    max_attn_params: Limit | None = None
+    max_params: Limit | None = None
+    max_kv_bytes: Limit | None = None
+
+    def check(self, kind: Kind) -> None:
+        """Refuse a target that models of this kind have no figure for."""
+        for field in fields(self):
+            if getattr(self, field.name) is not None and kind not in _KINDS[field.name]:
+                raise _no_target(field.name, kind)
+
+    def judge(self, texts: Sequence[Quality], size: SizeChanges) -> tuple[TargetResult, ...]:
+        """What was asked, beside what was found."""
+        found: list[TargetResult] = []
+        for name, figure, judged in (
+            ("max_ratio", "ratio", texts[:1]),
+            ("max_other_ratio", "ratio", texts[1:]),
+            ("min_agreement", "top_agreement", texts[:1]),
+            ("min_cosine", "cosine", texts[:1]),
+        ):
+            limit: float | None = getattr(self, name)
+            if limit is None:
+                continue
+            for text in judged:
+                value: float | None = getattr(text, figure)
+                if value is None and isinstance(text, ImageQuality):  # a model without classes
+                    raise _no_target(name, text.kind)
+                found.append(_result(name, limit, value))
+        for which, change in size.items():
+            most: Limit | None = getattr(self, f"max_{which}")
+            if most is not None:
+                # The 1e-6 forgives the float product (0.29 · 100 = 28.999999999999996).
+                amount = most.amount or int((most.share or 0) * change.dense + 1e-6)
+                found.append(_result(f"max_{which}", float(amount), float(change.cut)))
+        return tuple(found)
+
+
+_KINDS: dict[str, tuple[Kind, ...]] = {  # the models that have a figure for each target
+    "max_ratio": ("causal",),
+    "max_other_ratio": ("causal",),
+    "min_agreement": ("causal", "image"),
+    "min_cosine": ("encoder", "image"),
+    "max_attn_params": ("causal", "encoder", "image"),
+    "max_params": ("causal", "encoder", "image"),
+    "max_kv_bytes": ("causal",),
+}
+
+
+def _no_target(name: str, kind: Kind) -> HeadwiseError:
+    option = f"--{name.replace('_', '-')}"
+    return HeadwiseError(f"{option} is not a target for {kind} models; leave it out.")
+
+
+def _result(name: str, limit: float, found: float | None) -> TargetResult:
+    if found is None:
+        return TargetResult(name=name, limit=limit, found=None, met=False)
+    met = found >= limit if name.startswith("min_") else found <= limit
+    return TargetResult(name=name, limit=limit, found=found, met=met)
+
+
+def _plain(value: float) -> str:
+    """Counts in full, other figures to six digits."""
+    return f"{value:,.0f}" if value.is_integer() else f"{value:.6g}"

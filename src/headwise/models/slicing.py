@@ -1,0 +1,96 @@
+"""A ragged model made by keeping some columns of every head.
+
+What is dropped is as good as set to zero: the scores and outputs of the kept columns do not change,
+so a model whose dropped columns are zero and its slice compute the same function.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from transformers.initialization import no_init_weights
+
+from headwise.models.attention_headwise import PROJECTIONS, HeadwiseAttention
+from headwise.models.backbones_headwise import Weights
+from headwise.models.build import load_around, load_projections, plan_of
+from headwise.models.configuration_headwise import HeadwiseConfig
+from headwise.models.modeling_headwise import HeadwisePreTrainedModel
+from headwise.models.shapes import plan_errors
+from headwise.plan import PLAN_FORMAT, HeadSpec, LayerPlan, Plan
+from headwise.planning.fit import Kept
+
+
+def sliced(
+    model: HeadwisePreTrainedModel, kept: Sequence[Sequence[Kept]]
+) -> HeadwisePreTrainedModel:
+    """The model with only the kept columns; `kept[layer][head]`, scales as they were."""
+    plan = plan_of(model)
+    layers = [_layer(old, new) for old, new in zip(plan.layers, kept, strict=True)]
+    ragged = Plan(shape=plan.shape, layers=tuple(layers), origin=plan.origin)
+    config = HeadwiseConfig(
+        backbone=copy.deepcopy(model.config.backbone),
+        plan={"format": PLAN_FORMAT, **ragged.to_dict()},
+    )
+    with plan_errors(), no_init_weights():
+        made = type(model)._from_config(config, dtype=model.dtype)
+    made.to(model.device)
+    load_around(made, model)
+    whole = zip(made.attentions(), model.attentions(), plan.layers, kept, strict=True)
+    for target, source, layer, parts in whole:
+        load_projections(target, _weights(source, layer, parts))
+    return made.train(model.training)
+
+
+def qk_columns(head: HeadSpec, kept: Kept) -> list[int]:
+    """The columns of one query or key head that stay, in canonical order."""
+    half = len(head.rotary_planes or ())
+    return [*kept.planes, *(half + p for p in kept.planes), *(2 * half + f for f in kept.free)]
+
+
+def _layer(layer: LayerPlan, kept: Sequence[Kept]) -> LayerPlan:
+    heads = []
+    for head, part in zip(layer.heads, kept, strict=True):
+        planes = head.rotary_planes or ()
+        heads.append(
+            HeadSpec(
+                qk_dim=2 * len(part.planes) + len(part.free),
+                vo_dim=len(part.vo),
+                queries=head.queries,
+                score_scale=head.score_scale,
+                rotary_planes=tuple(planes[p] for p in part.planes),
+            )
+        )
+    return layer.model_copy(update={"heads": tuple(heads)})
+
+
+def _weights(attention: HeadwiseAttention, layer: LayerPlan, kept: Sequence[Kept]) -> Weights:
+    rows: dict[str, list[int]] = {side: [] for side in PROJECTIONS}
+    ends = dict.fromkeys(PROJECTIONS, 0)
+    for head, part in zip(layer.heads, kept, strict=True):
+        qk, vo = qk_columns(head, part), list(part.vo)
+        each = {
+            "query": (qk, head.qk_dim, head.queries),
+            "key": (qk, head.qk_dim, 1),
+            "value": (vo, head.vo_dim, 1),
+            "output": (vo, head.vo_dim, head.queries),
+        }
+        for side, (columns, width, times) in each.items():
+            for _ in range(times):
+                rows[side] += [ends[side] + c for c in columns]
+                ends[side] += width
+    matrices, biases = {}, {}
+    for side, name in PROJECTIONS.items():
+        module = getattr(attention, name, None)
+        if module is None:
+            continue
+        index = torch.tensor(rows[side], device=module.weight.device)
+        axis = 1 if side == "output" else 0
+        matrices[side] = module.weight.detach().index_select(axis, index)
+        if module.bias is not None:
+            bias = module.bias.detach()
+            biases[side] = bias if side == "output" else bias[index]
+    return matrices, biases

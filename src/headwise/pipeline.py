@@ -1,0 +1,663 @@
+"""The product in one call: a model and a text become a smaller model with its evidence.
+
+    text ─┬─► calibrate on ─► profile ─► fit ─► cut ─► recover (if asked) ─┐
+          └─► held out ────────────────────────────────────────────────────┴─► verify ─► report
+
+Every step is a call of its own, and `compress` is all of them. A killed run goes on when the same
+call is made again: the profile lies in OUT.profile, finished layers in OUT.partial, and an output
+that lacks its last files gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from headwise.artifacts import check_output, versions, wrote
+from headwise.baselines.bench import Comparison
+from headwise.baselines.catalogue import CompareSettings
+from headwise.baselines.comparison import run_comparison
+from headwise.baselines.comparison_folder import ComparisonFolder
+from headwise.baselines.record import ComparisonRecord, read_comparison
+from headwise.cutting.run import CutRequest, cut_model, is_cut
+from headwise.cutting.settings import CutSettings
+from headwise.data.images import Images, held_out_images, read_images
+from headwise.data.split import held_out_split
+from headwise.data.text import Text, read_source
+from headwise.errors import BudgetError, HeadwiseError, OutputError, StoppedError
+from headwise.measure.record import VERIFY_RECORD, Targets, Verification, read_verification
+from headwise.measure.verification import VerifySettings
+from headwise.measure.verification import verify as verify_model
+from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
+from headwise.plan import Budget, Cost, Plan
+from headwise.planning.cost import cost, dense_cost
+from headwise.planning.fit import WidthRules
+from headwise.planning.fit import fit as fit_widths
+from headwise.profiling.format import RECORD, Profile
+from headwise.profiling.run import ProfileJob, profile_model, profile_shared
+from headwise.profiling.settings import ProfileSettings
+from headwise.profiling.source import load_for_profiling, sequences, usual_length
+from headwise.profiling.worth import fit_problem
+from headwise.progress import Progress, silent
+from headwise.recipe import (
+    Budgets,
+    Calibrated,
+    CompareRecipe,
+    CompressRecipe,
+    ProfileRecipe,
+    Recipe,
+    read_recipe,
+    write_recipe,
+)
+from headwise.records import read_file, write_record
+from headwise.reporting.card import write_card
+from headwise.runs import drop_partial, partial_of, read_run, resume_in_place, update_run
+from headwise.source import Source, open_source
+from headwise.training.checkpoint import Position, StepRecord
+from headwise.training.loop import Observer
+from headwise.training.recover import recover as recover_model
+from headwise.training.settings import RecoverSettings, TrainSettings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    Model = str | Path | PreTrainedModel | Source
+
+REPORT = "report.html"
+# What a compression and the profile it makes have in common.
+SHARED = tuple(n for n in ProfileRecipe.options() if n in CompressRecipe.options())
+CARD = "README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class CompressResult:
+    """A smaller model, how it was made, and what it lost and saved."""
+
+    out: Path
+    plan: Plan
+    profile: Profile
+    record: CutRecord
+    verification: Verification | None
+    notes: tuple[str, ...] = ()  # what a person should know, such as why there is no report
+
+    @property
+    def cost(self) -> Cost:
+        """What the plan costs."""
+        return cost(self.plan)
+
+    @property
+    def dense_cost(self) -> Cost:
+        """What the dense model costs."""
+        return dense_cost(self.plan.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class CutResult:
+    """A cut model's folder, its plan and the record of how it was made."""
+
+    out: Path
+    plan: Plan
+    record: CutRecord
+
+
+def profile(
+    model: Model,
+    *,
+    out: str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    processes: Accelerator | None = None,
+    **options: Any,
+) -> Profile:
+    """Measure what a model's heads do on a text: moments, sensitivities, saturation.
+
+    `options` are those below. Without `out` nothing is left on disk. Under torchrun every process
+    calls this with its accelerator as `processes`.
+
+    >>> import headwise as hw
+    >>> profile = hw.profile("./model", text="notes.txt")
+    """
+    recipe = ProfileRecipe.of(model=_name(model), tokenizer=_given_name(tokenizer), **options)
+    if out is not None:
+        reads = [name for name in (recipe.model, recipe.text, recipe.images) if name]
+        check_output(
+            Path(out), force=force or _unfinished(Path(out), RECORD, (REPORT,)), inputs=reads
+        )
+    calibration, _ = split_data(read_data(recipe.text, recipe.images), recipe.split)
+    source = _opened(model, tokenizer, recipe)
+    if out is None:
+        with TemporaryDirectory() as folder:
+            made = _profile(source, calibration, recipe, Path(folder) / "p", progress=progress)
+    else:
+        how: dict[str, Any] = {"force": force, "progress": progress, "last": (REPORT,)}
+        made = _profile(source, calibration, recipe, Path(out), processes, **how)
+        if processes is None or processes.is_main_process:
+            _report_note(Path(out))
+    return replace(made, source=source if source.folder is None else None)
+
+
+def _report_note(folder: Path, profile: Path | None = None) -> tuple[str, ...]:
+    """Write the report of a finished folder; the work is done, so a failure is only noted."""
+    try:
+        from headwise.reporting.pages import report  # charts are an extra
+
+        report(folder, folder / REPORT, profile=profile, force=True)
+    except HeadwiseError as error:
+        return (f"No report: {error}",)
+    return ()
+
+
+def fit(
+    profile: Profile | str | Path,
+    *,
+    policy: str = "sensitivity",
+    granularity: str = "head",
+    multiple_of: int = 8,
+    min_dim: int | None = None,
+    command: str = "",
+    **limits: Any,
+) -> Plan:
+    """The plan that loses least under limits on attn_params, params, kv_bytes or flops.
+
+    >>> import headwise as hw
+    >>> profile = hw.profile("./model", text="notes.txt")
+    >>> plan = hw.fit(profile, attn_params="75%", kv_bytes="50%")
+    """
+    budget = Budgets.of(**limits).budget
+    if not budget.limited:
+        raise BudgetError("a fit needs a limit such as attn_params='75%', got none; give one.")
+    rules = WidthRules(granularity, multiple_of, min_dim)
+    return fit_plan(_read(profile), budget, rules, policy, command)
+
+
+def fit_plan(
+    profile: Profile,
+    budget: Budget,
+    rules: WidthRules,
+    policy: str = "sensitivity",
+    command: str = "",
+) -> Plan:
+    """The fitted plan, with the command, versions and profile it came from."""
+    found = fit_widths(fit_problem(profile, policy, rules), budget)
+    return with_origin(found.plan, profile, command)
+
+
+def with_origin(plan: Plan, profile: Profile, command: str = "") -> Plan:
+    """A fitted plan that says which profile and versions it came from."""
+    origin = plan.origin.model_copy(
+        update={
+            "command": command,
+            "versions": versions(),
+            "profile_sha256": profile.sha256,
+            "notes": (*profile.record.notes, *plan.origin.notes),
+        }
+    )
+    return plan.model_copy(update={"origin": origin})
+
+
+def cut(
+    profile: Profile | str | Path,
+    plan: Plan | str | Path,
+    *,
+    out: str | Path,
+    model: Model | None = None,
+    settings: CutSettings | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+) -> CutResult:
+    """Cut the profiled model down to a plan; `model` is the profile's own unless given.
+
+    >>> import headwise as hw
+    >>> profile = hw.profile("./model", text="notes.txt")
+    >>> small = hw.cut(profile, hw.fit(profile, attn_params="75%"), out="small")
+    """
+    read = _read(profile)
+    source = open_source(read.source or read.record.model if model is None else model)
+    chosen = read_plan(plan)
+    request = CutRequest(source, read, chosen, settings or CutSettings(), command)
+    record = cut_model(request, Path(out), force=force, progress=progress)
+    return CutResult(Path(out), chosen, record)
+
+
+def compress(
+    model: Model,
+    *,
+    out: str | Path,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+    **options: Any,
+) -> CompressResult:
+    """Cut a trained model down to a budget and measure what it lost.
+
+    `model` is a folder, a hub name, a .gguf file, a builtin name, or a live `PreTrainedModel` with
+    its `tokenizer`. `options` are those below. Call it again with the same arguments to resume
+    after a kill.
+
+    >>> import headwise as hw
+    >>> result = hw.compress("./model", attn_params="75%", text="notes.txt", out="smaller")
+    >>> ratio, speed = result.verification.texts[0].ratio, result.verification.speed
+    """
+    recipe = CompressRecipe.of(model=_name(model), tokenizer=_given_name(tokenizer), **options)
+    recipe.check()
+    return _Compression(recipe, Path(out), force, progress, command).run(model, tokenizer)
+
+
+def verify(
+    cut: Model | CutResult | CompressResult,
+    *,
+    against: Model,
+    text: str | Path | Sequence[str | Path] = (),
+    images: str | Path | None = None,
+    targets: Targets | None = None,
+    progress: Progress = silent,
+    **settings: Any,
+) -> Verification:
+    """Measure a cut model against the model it was cut from, on text it was not calibrated on.
+
+    The first text is of the calibration text's kind; others show what the cut costs elsewhere.
+    `settings` are the fields of `headwise.measure.verification.VerifySettings`.
+
+    >>> import headwise as hw
+    >>> found = hw.verify("smaller", against="./model", text="held-out.txt")
+    """
+    names = [text] if isinstance(text, str | Path) else list(text)
+    first = str(names[0]) if names else None
+    given = [read_data(first, None if images is None else str(images))]
+    given += [read_source(str(name)) for name in names[1:]]
+    one = cut.out if isinstance(cut, CutResult | CompressResult) else cut
+    how = VerifySettings(**settings)
+    return verify_model(one, against, given, how, targets=targets, progress=progress)
+
+
+def compare(
+    model: Model,
+    *,
+    out: str | Path,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+    **options: Any,
+) -> ComparisonRecord:
+    """Cut a model by every published method and by ours to the same counted budgets.
+
+    `options` are those below. Finished cells stay in `out`: call it again to resume after a kill,
+    or with more methods or budgets.
+
+    >>> import headwise as hw
+    >>> compared = hw.compare("./model", text="notes.txt", attn_params="75%", out="compared")
+    """
+    recipe = CompareRecipe.of(model=_name(model), tokenizer=_given_name(tokenizer), **options)
+    budgets, methods, folder = recipe.budgets, recipe.chosen, Path(out)
+    WidthRules(multiple_of=recipe.multiple_of)  # refuses a wrong one before the long work
+    calibration, measured = _compared_texts(recipe)
+    settings = CompareSettings(max_tokens=recipe.verify_tokens, multiple_of=recipe.multiple_of)
+    inputs = {
+        "model": recipe.model,
+        "text": calibration.sha256,
+        "measured": [one.sha256 for one in measured],
+        "tokens": recipe.tokens,
+        "length": recipe.length,
+        "profile": recipe.profile,
+        "settings": asdict(settings),
+        "recover": recipe.recover,
+        "profile_sha256": None,
+    }
+    cells = ComparisonFolder(folder, CutSettings().to_dict())
+    reads = [name for name in (recipe.model, recipe.text, recipe.profile, *recipe.held_out) if name]
+    later = ("recover", "profile_sha256")
+    with resume_in_place(
+        folder, "compare", inputs, force=force, reads=reads, later=later, command=command
+    ):
+        with suppress(HeadwiseError):  # a damaged result is made again from its cells
+            if not cells.missing(budgets, methods):
+                return read_comparison(folder)
+        source = _opened(model, tokenizer, recipe)
+        made = _profile_at(
+            Path(recipe.profile or cells.profile), source, calibration, recipe, progress
+        )
+        _pin_profile(folder, made)
+        recovery = None
+        if recipe.recover is not None:
+            length = made.record.settings["length"]
+            recovery = RecoverSettings(recipe.recover, length=length, held_out=recipe.split)
+        job = Comparison(
+            source=source,
+            profile=made,
+            texts=tuple(measured),
+            methods=methods,
+            budgets=budgets,
+            settings=settings,
+            recover=None if recovery is None else _recoverer(source, recipe, recovery),
+            recovery=None if recovery is None else asdict(recovery),
+            command=command,
+        )
+        record = run_comparison(job, cells, progress=progress)
+        write_recipe(folder, recipe)
+        if record.measured:
+            with suppress(HeadwiseError):  # without the plot packages the figures have to do
+                from headwise.reporting.pages import draw_comparison
+
+                draw_comparison(record, folder)
+        _report_note(folder)
+    return record
+
+
+def _compared_texts(recipe: CompareRecipe) -> tuple[Text, list[Text]]:
+    """The text to calibrate on, and those to measure on."""
+    data = read_data(recipe.text, None)
+    calibration, held_out = split_data(data, recipe.split)
+    measured = [] if held_out is None else [held_out]
+    measured += [read_source(text) for text in recipe.held_out]
+    if not measured:
+        raise HeadwiseError("nothing is held out to measure on; give --held-out.")
+    if any(one.sha256 == calibration.sha256 for one in measured):
+        raise HeadwiseError(
+            "a text to measure on is the calibration text itself, which flatters every method; "
+            "give text that was not calibrated on."
+        )
+    return calibration, measured  # type: ignore[return-value]
+
+
+def _pin_profile(folder: Path, profile: Profile) -> None:
+    """Note which profile the cells of a comparison belong to; another one is refused."""
+    inputs = read_run(folder).inputs
+    if inputs.get("profile_sha256") not in (None, profile.sha256):
+        raise OutputError(
+            f"{folder} is a comparison with another profile; give another folder, or --force to "
+            "start it again."
+        )
+    update_run(folder, inputs={**inputs, "profile_sha256": profile.sha256})
+
+
+def _recoverer(
+    source: Source, recipe: CompareRecipe, settings: RecoverSettings
+) -> Callable[[Path, Path], None]:
+    def recover(cut: Path, out: Path) -> None:
+        assert recipe.text is not None
+        made = recover_model(
+            cut, source, read_source(recipe.text), out, settings=settings, force=True
+        )
+        if made.signal:
+            raise StoppedError(made.signal)
+
+    return recover
+
+
+def run(
+    recipe: str | Path | Recipe,
+    *,
+    out: str | Path,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+) -> Any:
+    """Do what a recipe says; the result is that of its verb.
+
+    >>> import headwise as hw
+    >>> again = hw.run("smaller/recipe.yaml", out="again")
+    """
+    found = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe))
+    options = {name: getattr(found, name) for name in found.options()}
+    common: dict[str, Any] = {"out": out, "force": force, "progress": progress}
+    match found:
+        case ProfileRecipe():
+            return profile(options.pop("model"), **common, **options)
+        case CompressRecipe():
+            return compress(options.pop("model"), command=command, **common, **options)
+        case CompareRecipe():
+            return compare(options.pop("model"), command=command, **common, **options)
+    raise AssertionError(found.verb)
+
+
+def load(model: str | Path, **how: Any) -> PreTrainedModel:
+    """A model, dense or headwise, ready to run: folder, hub name, .gguf file, builtin:smollm2.
+
+    >>> import headwise as hw
+    >>> model = hw.load("smaller")
+    """
+    found: PreTrainedModel = open_source(model).load(**how)
+    return found
+
+
+def read_data(text: str | None, images: str | None) -> Text | Images:
+    """The one of a text and a set of images that was given."""
+    if text is not None and images is None:
+        return read_source(text)
+    if images is not None and text is None:
+        return read_images(images)
+    came = "neither" if text is None else "both"
+    raise HeadwiseError(
+        f"a model is measured on --text or, if it reads images, on --images, got {came}; give one "
+        "of them."
+    )
+
+
+def split_data(data: Text | Images, share: float) -> tuple[Text | Images, Text | Images | None]:
+    """What to calibrate on, and the part that is held out for verification."""
+    if not share:
+        return data, None
+    if isinstance(data, Images):
+        return held_out_images(data, share)
+    parts = held_out_split(data.documents, share)
+    return Text(data.source, parts.train), Text(f"{data.source} (held out)", parts.held_out)
+
+
+def read_plan(plan: Plan | str | Path) -> Plan:
+    """A plan, or the one in a file."""
+    if isinstance(plan, Plan):
+        return plan
+    advice = "give a plan file, such as `headwise plan fit` writes"
+    return Plan.from_json(read_file(Path(plan), advice=advice), str(plan))
+
+
+class _Recovering(Observer):
+    """Passes the steps of a recovery on as progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.steps = progress, 0
+
+    def began(self, position: Position, settings: TrainSettings) -> None:
+        """The recovery starts, or resumes."""
+        self.steps = settings.steps
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step is done."""
+        self.progress("recovering", record.step, self.steps)
+
+
+class _Compression:
+    """One `compress`, stage by stage; each stage is skipped if it is finished already."""
+
+    def __init__(
+        self, recipe: CompressRecipe, out: Path, force: bool, progress: Progress, command: str
+    ) -> None:
+        self.recipe, self.out, self.force = recipe, out, force
+        self.progress, self.command = progress, command
+        beside = out if out.name not in ("", "..") else out.resolve()  # the folder we are in
+        self.profile_folder = Path(recipe.profile or f"{beside}.profile")
+        self.notes: list[str] = []
+        self.last = (CARD, VERIFY_RECORD, REPORT) if recipe.verify else (CARD, REPORT)
+
+    def run(self, model: Model, tokenizer: Any) -> CompressResult:
+        """All stages. Whatever can be wrong is found before the long work."""
+        recipe = self.recipe
+        check_output(
+            self.out,
+            force=self.force or _unfinished(self.out, CUT_RECORD, self.last),
+            inputs=self._reads(),
+        )
+        rules = WidthRules(recipe.granularity, recipe.multiple_of)
+        given = None if recipe.plan is None else read_plan(recipe.plan)
+        data = read_data(recipe.text, recipe.images)
+        calibration, held_out = self._split(data)
+        measured: list[Text | Images] = [] if held_out is None else [held_out]
+        measured += [read_source(text) for text in recipe.held_out]
+        if recipe.verify and not measured:
+            raise self._nothing_held_out(data)
+        source = _opened(model, tokenizer, recipe)
+        profile = _profile_at(self.profile_folder, source, calibration, recipe, self.progress)
+        plan = given or fit_plan(profile, recipe.budget, rules, command=self.command)
+        self._cut(source, profile, plan, data)
+        verification = self._verify(source, measured) if recipe.verify else None
+        self._write_last(verification)
+        record = read_cut_record(self.out)
+        return CompressResult(self.out, plan, profile, record, verification, tuple(self.notes))
+
+    def _reads(self) -> list[str]:
+        recipe = self.recipe
+        names = (recipe.model, recipe.text, recipe.images, recipe.plan, recipe.profile)
+        return [name for name in (*names, recipe.tokenizer, *recipe.held_out) if name]
+
+    def _split(self, data: Text | Images) -> tuple[Text | Images, Text | Images | None]:
+        """Nothing is held out if there is a profile already that read all of it."""
+        folder = self.profile_folder
+        if folder.exists() and Profile.read(folder).record.text.sha256 == data.sha256:
+            return data, None
+        return split_data(data, self.recipe.split)
+
+    def _nothing_held_out(self, data: Text | Images) -> HeadwiseError:
+        advice = "--no-verify" if isinstance(data, Images) else "--held-out, or --no-verify"
+        if self.recipe.split == 0:
+            return HeadwiseError(f"nothing is held out for verification; give {advice}.")
+        return HeadwiseError(
+            f"{self.profile_folder} was made on all of {data.source}, so nothing of it is left for "
+            f"verification; give {advice}."
+        )
+
+    def _cut(self, source: Source, profile: Profile, plan: Plan, data: Text | Images) -> None:
+        recipe = self.recipe
+        settings = CutSettings(refit=recipe.refit, fit=recipe.fit)
+        request = CutRequest(source, profile, plan, settings, self.command)
+        if recipe.recover is None:
+            cut_model(
+                request,
+                self.out,
+                force=self.force,
+                progress=self.progress,
+                last=self.last,
+                finishing=lambda folder: self._finish(folder, source.folder),
+            )
+            return
+        folder = self.out.with_name(f"{self.out.name}.cut")
+        if not is_cut(request, folder):  # a killed recovery finds its cut model finished
+            cut_model(request, folder, force=self.force, progress=self.progress)
+        length = profile.record.settings["length"]
+        assert isinstance(data, Text)
+        recovered = recover_model(
+            folder,
+            source,
+            data,
+            self.out,
+            settings=RecoverSettings(tokens=recipe.recover, length=length, held_out=recipe.split),
+            force=self.force,
+            observer=_Recovering(self.progress),
+            finishing=lambda made: self._finish(made, folder),
+            last=self.last,
+            command=self.command,
+        )
+        if recovered.signal:
+            raise StoppedError(recovered.signal)
+
+    def _finish(self, folder: Path, made_from: Path | None) -> None:
+        """What lies in the output from the beginning."""
+        write_recipe(folder, self.recipe)
+        write_card(folder, made_from, name=self.out.name)
+
+    def _verify(self, source: Source, measured: list[Text | Images]) -> Verification:
+        found = read_verification(self.out)
+        if found is not None:  # of a run that was killed after it
+            return found
+        settings = VerifySettings(max_tokens=self.recipe.verify_tokens)
+        targets = Targets(max_ratio=self.recipe.max_ratio)
+        found = verify_model(
+            self.out, source, measured, settings, targets=targets, progress=self.progress
+        )
+        write_record(self.out / VERIFY_RECORD, found)
+        return found
+
+    def _write_last(self, verification: Verification | None) -> None:
+        if verification is not None:
+            write_card(self.out)
+        self.notes += _report_note(self.out, self.profile_folder)
+
+
+def _profile_at(
+    folder: Path,
+    source: Source,
+    calibration: Text | Images,
+    recipe: CompressRecipe | CompareRecipe,
+    progress: Progress,
+) -> Profile:
+    """The profile in a folder if it is of this model and text, else one that is made there."""
+    if not folder.exists():
+        own = ProfileRecipe.of(**{name: getattr(recipe, name) for name in SHARED})
+        return _profile(source, calibration, own, folder, progress=progress)
+    found = Profile.read(folder)
+    if (found.record.model, found.record.text.sha256) != (source.name, calibration.sha256):
+        raise HeadwiseError(
+            f"{folder} is a profile of {found.record.model} on {found.record.text.source}, not of "
+            f"{source.name} on {calibration.source}; name another with --profile, or remove it."
+        )
+    drop_partial(folder)
+    return found
+
+
+def _profile(
+    source: Source,
+    data: Text | Images,
+    recipe: ProfileRecipe,
+    folder: Path,
+    processes: Accelerator | None = None,
+    **how: Any,
+) -> Profile:
+    model = load_for_profiling(
+        source, device=recipe.device, dtype=recipe.dtype, device_map=recipe.device_map
+    )
+    settings = ProfileSettings(
+        length=recipe.length or usual_length(model, ProfileSettings().length),
+        tokens=recipe.tokens,
+        chunk=recipe.chunk,
+        seed=recipe.seed,
+    )
+    rows = sequences(model, source.reader, data, settings)
+    job = ProfileJob(model, source.name, rows, settings, source.weights_sha256)
+
+    def finishing(made: Path) -> None:
+        write_recipe(made, recipe)
+
+    if processes is None:
+        return profile_model(job, folder, finishing=finishing, **how)
+    return profile_shared(job, folder, processes, finishing=finishing, **how)
+
+
+def _opened(model: Model, tokenizer: Any, recipe: Calibrated) -> Source:
+    return open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
+
+
+def _unfinished(out: Path, record: str, last: Sequence[str]) -> bool:
+    """Whether an output may be of a run that was killed before its last files."""
+    there = (out / record).exists() and wrote(out)
+    lacks = not all((out / name).exists() for name in last)
+    return there and (lacks or partial_of(out).exists())
+
+
+def _name(model: Model) -> str:
+    return model.name if isinstance(model, Source) else str(getattr(model, "name_or_path", model))
+
+
+def _given_name(tokenizer: Any) -> str | None:
+    return tokenizer if isinstance(tokenizer, str) else None
+
+
+def _read(profile: Profile | str | Path) -> Profile:
+    return profile if isinstance(profile, Profile) else Profile.read(Path(profile))

@@ -1,0 +1,149 @@
+"""Listens to the attention of a model during one forward and one backward pass.
+
+    q_proj ─► (norm) ─► q ─┐                                q, k: before the rotary positions
+    k_proj ─► (norm) ─► k ─┴─► scores ─► softmax ─┐
+    v_proj ──────────────────────────────────────┴─► z ─► o_proj
+
+Forward: second moments and sums of q, k and z, and a few rows of the softmax. Backward: the
+gradients at z and q, at once contracted with z and q over the tokens of a sequence s,
+
+    M_s = Σ_t z_tᵀ·∂L_s/∂z_t          (dim × dim per head group, its query heads added)
+
+which holds the derivative by a gate on *any* direction: with z' = z·encode·diag(γ)·decode,
+∂L_s/∂γ_i = Σ_t (z_t·encode[:, i])·(∂L_s/∂z_t·decode[i]) = (encodeᵀ·M_s·decodeᵀ)_ii. The same holds
+for q with encode_q and encode_kᵀ. A rotary plane is scaled by its gate, before or after the
+rotation alike, so the trace of M_s over its two columns is its derivative.
+
+Only the gradients at activations are made: no parameter asks for one.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headwise.errors import HeadwiseError
+from headwise.models.attention_headwise import HeadClass, HeadwiseAttention
+from headwise.profiling.softmax_rows import row_statistics
+
+Chunk = dict[str, Tensor]
+Heads = Float[Tensor, "batch length groups queries dim"]
+
+
+@contextmanager
+def recording(model: Any, lengths: tuple[int, ...]) -> Iterator[Chunk]:
+    """While open, one forward and one backward fill the yielded chunk."""
+    chunk: Chunk = {}
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    with ExitStack() as undo:
+        undo.callback(_ask, wanted, True)
+        _ask(wanted, False)
+        embeddings = model.get_input_embeddings()
+        undo.callback(embeddings.register_forward_hook(_start_of_gradients).remove)
+        for i, attention in enumerate(model.attentions()):
+            _listen(_Layer(attention, i, lengths, chunk), undo)
+        yield chunk
+
+
+def _ask(parameters: list[Any], gradient: bool) -> None:
+    for p in parameters:
+        p.requires_grad_(gradient)
+
+
+def _start_of_gradients(module: Any, args: Any, output: Tensor) -> Tensor:
+    return output.detach().requires_grad_()
+
+
+class _Layer:
+    """What is written down about one attention layer."""
+
+    def __init__(
+        self, attention: HeadwiseAttention, index: int, lengths: tuple[int, ...], chunk: Chunk
+    ) -> None:
+        self.attention, self.prefix, self.lengths, self.chunk = (
+            attention,
+            f"{index}.",
+            lengths,
+            chunk,
+        )
+        if len(attention.classes) != 1:
+            raise HeadwiseError(
+                f"layer {index} has heads of different kinds, but a profile needs layers whose "
+                "heads are alike; profile the dense model."
+            )
+        self.heads: HeadClass = attention.classes[0]
+
+    def apart(self, x: Tensor, dim: int) -> Heads:
+        """Head groups and their query heads on axes of their own, in float32 or better."""
+        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        return wide.reshape(*x.shape[:2], self.heads.n_heads, -1, dim)
+
+    def moments(self, name: str, x: Heads) -> None:
+        """Sums over the chunk's tokens: of x, and of xᵀx with the group's query heads added."""
+        rows = x.permute(2, 0, 1, 3, 4).flatten(1, 3)
+        self.chunk[f"{self.prefix}{name}_moment"] = rows.mT @ rows
+        self.chunk[f"{self.prefix}{name}_sum"] = x.sum((0, 1)).flatten(0, 1)
+
+    def score(self, module: Any, args: Any, output: Tensor, *, name: str) -> None:
+        """Hook on the last module before the rotary positions."""
+        x = self.apart(output, self.heads.qk_dim)
+        self.moments(name, x)
+        if name == "q" and not hasattr(self.attention, "q_norm"):
+            output.register_hook(partial(self.score_gradient, x))
+
+    def score_gradient(self, q: Heads, gradient: Tensor) -> None:
+        """∂L_s/∂gate of every plane, and M_s of the columns without positions."""
+        rotary = self.heads.rotary_dim
+        g = self.apart(gradient, self.heads.qk_dim)
+        if rotary:
+            columns = (q[..., :rotary] * g[..., :rotary]).sum((1, 3))
+            planes = columns.unflatten(-1, (2, rotary // 2)).sum(-2)
+            self.chunk[f"{self.prefix}plane_gradient"] = planes
+        if rotary < self.heads.qk_dim:
+            self.chunk[f"{self.prefix}free_gradient"] = _contracted(
+                q[..., rotary:], g[..., rotary:]
+            )
+
+    def output(self, module: Any, args: tuple[Tensor]) -> None:
+        """Hook before the output projection, where z enters."""
+        z = self.apart(args[0], self.heads.vo_dim)
+        self.moments("z", z)
+        args[0].register_hook(partial(self.output_gradient, z))
+
+    def output_gradient(self, z: Heads, gradient: Tensor) -> None:
+        """M_s of z, and Σ_t ∂L_s/∂z_t per query head, which centring z needs."""
+        g = self.apart(gradient, self.heads.vo_dim)
+        self.chunk[f"{self.prefix}vo_gradient"] = _contracted(z, g)
+        self.chunk[f"{self.prefix}vo_gradient_sum"] = g.sum(1).flatten(1, 2)
+
+    def attended(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In place of the heads' own method: a look at some rows, then the method itself."""
+        with torch.no_grad():
+            window = self.attention.sliding_window
+            rows = row_statistics(self.heads, query, key, self.lengths, window)
+        for name, sums in rows.items():
+            self.chunk[f"{self.prefix}{name}"] = sums
+        return HeadClass.attended(self.heads, query, key, *args, **kwargs)
+
+
+def _contracted(x: Heads, g: Heads) -> Float[Tensor, "batch groups dim dim"]:
+    x, g = (y.permute(0, 2, 1, 3, 4).flatten(2, 3) for y in (x, g))
+    return x.mT @ g
+
+
+def _listen(layer: _Layer, undo: ExitStack) -> None:
+    attention: Any = layer.attention
+    for name in ("q", "k"):
+        last = getattr(attention, f"{name}_norm", None) or getattr(attention, f"{name}_proj")
+        undo.callback(last.register_forward_hook(partial(layer.score, name=name)).remove)
+    undo.callback(attention.o_proj.register_forward_pre_hook(layer.output).remove)
+    layer.heads.attended = layer.attended  # type: ignore[method-assign]
+    undo.callback(delattr, layer.heads, "attended")

@@ -1,0 +1,89 @@
+"""What a profile tells the planner: the worth of every direction, and which ones a plan keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from headwise.errors import PlanError
+from headwise.plan import Plan
+from headwise.planning.fit import (
+    FitProblem,
+    HeadWorth,
+    Kept,
+    WidthRules,
+    Worths,
+    kept_by_worth,
+    kept_planes,
+)
+from headwise.profiling.format import Profile
+
+
+def fit_problem(profile: Profile, policy: str, rules: WidthRules) -> FitProblem:
+    """What `headwise.planning.fit` needs to know of a profile."""
+    worth = None
+    if policy in {"energy", "saturation"}:
+        worth = worths(profile, "energy")
+    if policy == "saturation" and worth is not None:
+        worth = tuple(
+            tuple(
+                _weighted(head, float(profile.get(i, "jacobian_norm")[-1].mean())) for head in layer
+            )
+            for i, layer in enumerate(worth)
+        )
+    sensitivity = worths(profile, "sensitivity")
+    return FitProblem(profile.plan, sensitivity, rules, policy, worth, profile.record.unit)
+
+
+def worths(profile: Profile, measure: str) -> Worths:
+    """The sensitivity or the energy of every direction."""
+    return tuple(
+        tuple(head_worth(profile, measure, i, j) for j in range(len(layer.heads)))
+        for i, layer in enumerate(profile.plan.layers)
+    )
+
+
+def head_worth(profile: Profile, measure: str, layer: int, head: int) -> HeadWorth:
+    """The sensitivity or the energy of the directions of one head group."""
+    spec = profile.plan.layers[layer].heads[head]
+    n_planes = len(spec.rotary_planes or ())
+    sizes = {"plane": n_planes, "free": spec.qk_dim - 2 * n_planes, "vo": spec.vo_dim}
+    # Sides that are left alone were not measured: nothing of them is dropped.
+    planes, free, vo = (
+        profile.get(layer, f"{part}_{measure}")[head]
+        if profile.has(layer, f"{part}_{measure}")
+        else np.zeros(size)
+        for part, size in sizes.items()
+    )
+    return HeadWorth(planes, free, vo, qk_whole=profile.record.qk_whole)
+
+
+def kept_directions(profile: Profile, plan: Plan, layer: int, head: int) -> Kept:
+    """Which directions a head group of `plan` keeps of those in `profile`: the most sensitive."""
+    if len(plan.layers) != len(profile.plan.layers) or any(
+        len(a.heads) != len(b.heads) for a, b in zip(plan.layers, profile.plan.layers, strict=True)
+    ):
+        raise PlanError(
+            "the plan must have the layers and head groups of the profiled model; use the plan "
+            "with the profile it was fitted to."
+        )
+    dense, spec = profile.plan.layers[layer].heads[head], plan.layers[layer].heads[head]
+    worth = head_worth(profile, "sensitivity", layer, head)
+    n_planes = len(kept_planes(dense, spec))
+    if not 0 <= spec.qk_dim - 2 * n_planes <= len(worth.free) or spec.vo_dim > len(worth.vo):
+        raise PlanError(
+            f"layer {layer}, head group {head} of the plan is {spec.qk_dim}/{spec.vo_dim} wide "
+            f"with {n_planes} rotary planes, which is no cut of the profiled {dense.qk_dim}/"
+            f"{dense.vo_dim}; use the plan with the profile it was fitted to."
+        )
+    return kept_by_worth(worth, dense, spec)
+
+
+def _weighted(head: HeadWorth, weight: float) -> HeadWorth:
+    """Each part's shares of its energy, times a weight."""
+
+    def shares(energy: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        total = energy.sum()
+        return weight * energy / total if total > 0 else energy
+
+    return HeadWorth(shares(head.planes), shares(head.free), shares(head.vo), head.qk_whole)

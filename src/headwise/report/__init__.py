@@ -1,1 +1,0 @@
-"""What a person sees: charts and pages."""

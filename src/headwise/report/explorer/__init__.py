@@ -1,1 +1,0 @@
-"""The plan explorer: a page whose sliders ask the one solver."""

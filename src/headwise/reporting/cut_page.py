@@ -1,0 +1,222 @@
+"""The report of a cut model: what was gained, what was lost, and where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from headwise.measure.record import (
+    SIZE_NAMES,
+    ImageQuality,
+    LanguageQuality,
+    Quality,
+    RateChange,
+    Verification,
+)
+from headwise.planning.cost import cost, dense_cost
+from headwise.planning.fit import WidthRules, predicted_loss
+from headwise.profiling.worth import fit_problem
+from headwise.reporting.figures import comparison_section, drift_figure, prediction_figure
+from headwise.reporting.names import kind_of, shown_source, text_name
+from headwise.reporting.page import (
+    Card,
+    Cards,
+    Code,
+    Figures,
+    Page,
+    Paragraph,
+    Section,
+    named_versions,
+    provenance_section,
+    sentence,
+    warnings_section,
+)
+from headwise.reporting.profile_figures import profile_section, width_figures
+from headwise.reporting.sources import CutModel
+
+NOTICEABLE = 1.10  # perplexity ÷ dense above which people notice
+FEW_TOKENS = 8192
+FAR_OFF = 2.0  # measured ÷ predicted, either way
+_STEPS = {"prefill": "reading", "decode": "writing"}
+
+
+def cut_page(cut: CutModel) -> Page:
+    """The whole page."""
+    predicted = _predicted(cut)
+    used = cut.record.calibration
+    lead = (
+        f"{shown_source(cut.record.model)} with narrower attention heads, calibrated on "
+        f"{used.amount} of {shown_source(used.source)}."
+    )
+    sections = [
+        Section("What was gained, what was lost", [Cards(list(_headline(cut)))]),
+        *warnings_section(cut_warnings(cut, predicted)),
+        Section(
+            "The plan",
+            [
+                Paragraph(
+                    "Every cell is a key-value head with the query heads it serves; a stronger "
+                    "colour is a wider head."
+                ),
+                Figures(width_figures(cut.plan), "map"),
+            ],
+        ),
+    ]
+    if cut.verification is not None:
+        sections.append(_measured(cut.verification, predicted))
+    if cut.profile is not None:
+        sections.append(profile_section(cut.profile, cut.plan))
+    if cut.compared is not None:
+        sections.append(comparison_section(cut.compared))
+    sections += [_loading(cut), _provenance(cut)]
+    return Page(cut.folder.resolve().name, lead, sections)
+
+
+def _headline(cut: CutModel) -> Iterator[Card]:
+    """Before and after, counted or measured."""
+    found = cut.verification
+    if found is None:
+        spent, dense = cost(cut.plan), dense_cost(cut.plan.shape)
+        for name, title in SIZE_NAMES.items():
+            own, whole = getattr(spent, name), getattr(dense, name)
+            if whole:
+                beside = f"{whole:,} → {own:,}, by the plan"
+                yield Card(title.capitalize(), f"{own / whole:.1%}", beside)
+        return
+    for name, size in found.size.items():
+        beside = f"{size.dense:,} → {size.cut:,}, counted"
+        yield Card(SIZE_NAMES[name].capitalize(), f"{size.share:.1%}", beside)
+    for text in found.texts:
+        yield from _quality(text)
+    for step in ("decode", "prefill"):
+        speed: RateChange | None = getattr(found.speed, step, None)
+        if speed is not None:
+            rates = f"{speed.dense.median:,.0f} → {speed.cut.median:,.0f} tokens/s"
+            yield Card(
+                f"{_STEPS[step].capitalize()} speed ({step})",
+                f"×{speed.ratio:.2f}",
+                f"{rates}, {speed.direction}",
+                {"faster": "good", "slower": "bad"}.get(speed.direction, ""),
+            )
+
+
+def _quality(text: Quality) -> Iterator[Card]:
+    if isinstance(text, LanguageQuality):
+        value = "unusable" if text.ratio is None else f"×{text.ratio:.3f}"
+        mood = "bad" if text.ratio is None or text.ratio > NOTICEABLE else "good"
+        before, after = _number(text.dense_perplexity), _number(text.perplexity)
+        yield Card("Perplexity", value, f"{before} → {after} on {text_name(text)}", mood)
+        return
+    beside = f"{text_name(text)}; least {text.least_cosine:.4f}"
+    yield Card("Cosine with the dense model", f"{text.cosine:.4f}", beside)
+    if isinstance(text, ImageQuality) and text.top_agreement is not None:
+        of = f"of {text.images:,} images, {text_name(text)}"
+        yield Card("Same top class", f"{text.top_agreement:.1%}", of)
+
+
+def cut_warnings(cut: CutModel, predicted: float | None) -> list[str]:
+    """What a reader of the report must know, in plain words."""
+    found = cut.verification
+    return [*_record_warnings(cut), *_measured_warnings(found), *_far_off(found, predicted)]
+
+
+def _record_warnings(cut: CutModel) -> Iterator[str]:
+    used = cut.record.calibration
+    if used.tokens < FEW_TOKENS:
+        yield (
+            f"It was calibrated on only {used.amount}; a cut usually loses less with more "
+            f"{used.kind}."
+        )
+    if cut.profile is not None:
+        yield from (sentence(note) for note in cut.profile.record.notes)
+
+
+def _measured_warnings(found: Verification | None) -> Iterator[str]:
+    if found is None:
+        yield "This model has not been measured yet. Run `headwise verify` before you use it."
+        return
+    yield from found.warnings
+    for target in found.targets:
+        if not target.met:
+            yield f"A target was missed: {target.sentence}"
+    for text in found.texts:
+        if isinstance(text, LanguageQuality) and (text.ratio is None or text.ratio > NOTICEABLE):
+            much = "infinite" if text.ratio is None else f"{text.ratio - 1:.0%} higher than before"
+            yield (
+                f"On {text_name(text)} the perplexity is {much}: the model is noticeably worse "
+                "on this text."
+            )
+    slow = [
+        f"{_STEPS[step]} runs at {speed.ratio:.0%}"
+        for step, speed in (found.speed.items() if found.speed else ())
+        if speed.direction == "slower"
+    ]
+    if slow:
+        yield (
+            f"It is smaller but not faster: {' and '.join(slow)} of the dense model's speed here. "
+            "Heads of many widths are several smaller calls; --granularity layer makes them one."
+        )
+
+
+def _far_off(found: Verification | None, predicted: float | None) -> Iterator[str]:
+    text = None if found is None else found.texts[0]
+    if predicted is None or not isinstance(text, LanguageQuality):
+        return
+    measured = text.nll - text.dense_nll
+    if predicted > 0 and measured > 0 and not 1 / FAR_OFF < measured / predicted < FAR_OFF:
+        yield (
+            f"The profile predicted that the loss rises by {predicted:.3f}, but it rose by "
+            f"{measured:.3f}: trust the measurement."
+        )
+
+
+def _predicted(cut: CutModel) -> float | None:
+    """The predicted rise of the loss: by the profile if it is here, else as the plan says."""
+    if cut.profile is not None:
+        return predicted_loss(fit_problem(cut.profile, "sensitivity", WidthRules()), cut.plan)
+    return cut.plan.origin.predicted_loss
+
+
+def _measured(found: Verification, predicted: float | None) -> Section:
+    figures = [] if predicted is None else [prediction_figure(predicted, found)]
+    drift = drift_figure(found)
+    figures += [drift] if drift else []
+    agreement = " ".join(
+        f"On {text_name(text)} the likeliest next token is the dense model's in "
+        f"{text.top_agreement:.1%} of {text.tokens:,} places."
+        for text in found.texts
+        if isinstance(text, LanguageQuality)
+    )
+    return Section("Measured", [Paragraph(agreement), Figures(figures, "measured")])
+
+
+def _loading(cut: CutModel) -> Section:
+    kind = kind_of(cut.folder, cut.record, causal=cut.plan.shape.causal)
+    advice = (
+        "Without headwise installed, leave out its import and give from_pretrained "
+        "trust_remote_code=True: then the folder's own model code is run."
+    )
+    program = kind.program(cut.folder.resolve().name)
+    return Section("How to load it", [Code(program), Paragraph(advice)])
+
+
+def _provenance(cut: CutModel) -> Section:
+    record, used = cut.record, cut.record.calibration
+    trained = "no" if record.recovery is None else f"{record.recovery.tokens:,} tokens"
+    rows = [
+        ("source model", record.model),
+        (f"calibration {used.kind}", f"{used.source}, {used.amount}"),
+        ("SHA-256 of it", used.sha256),
+        ("profile's SHA-256", record.profile_sha256),
+        ("settings of the cut", json.dumps(record.settings)),
+        ("trained after the cut", trained),
+        ("made with", named_versions(record.versions)),
+    ]
+    if cut.verification is not None:
+        place = f"{cut.verification.device} in {cut.verification.dtype}"
+        rows.append(("measured on", f"{place}, against {cut.verification.against}"))
+    return provenance_section(rows, record.command or cut.plan.origin.command)
+
+
+def _number(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.2f}"

@@ -1,0 +1,1 @@
+"""The plan explorer: a profile enters, a page with sliders leaves, served or saved."""

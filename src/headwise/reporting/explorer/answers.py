@@ -1,0 +1,261 @@
+"""What the explorer's page asks and gets: a choice of budgets becomes a plan of the one solver.
+
+The page holds the profiled model once (`model_facts`) and builds a plan file from it and from the
+few numbers of an answer, so a live page and a saved one work alike.
+
+A saved page holds the plans of a grid of budgets. In most models every dimension costs the same
+parameters, cached bytes and operations up to a factor, so of three limits only the tightest counts:
+the grid then needs one solve per level of each resource, not one per combination. (The solver
+itself drops the other limits in the same way, so the plans are the same.) Limits whose costs are
+not proportional are kept side by side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from headwise.artifacts import versions
+from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
+from headwise.plan import PLAN_FORMAT, Budget, Cost, Limit, Plan, Resource
+from headwise.planning.cost import SIDES, cost, dense_cost, unit_cost
+from headwise.planning.fit import GRANULARITIES, FitProblem, WidthRules, fit, ranking, width_curves
+from headwise.planning.widths import side_of
+from headwise.profiling.format import Profile
+from headwise.profiling.worth import worths
+from headwise.progress import Progress, silent
+
+BUDGETS: tuple[Resource, ...] = ("attn_params", "kv_bytes", "flops")
+MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
+SAVED_MULTIPLES = (2, 8, 16)  # those that a saved page offers
+LEAST_PERCENT = 20  # no slider goes below
+CACHED = 256  # answers; a page that goes back and forth asks for the same ones
+CACHED_RULES = 32  # prepared problems; all that a page can ask for
+
+Units = tuple[Mapping[Resource, int], ...]  # what a dimension of each kind of head costs
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Percentages of the uniform dense model, and the rules; 100 percent is no limit."""
+
+    percent: tuple[float, float, float]  # in the order of BUDGETS
+    granularity: str = "head"
+    multiple_of: int = 8
+
+    @classmethod
+    def parse(cls, words: Mapping[str, str]) -> Choice:
+        """The choice in a query's names and values."""
+        known = (*BUDGETS, "granularity", "multiple_of")
+        for name in words:
+            if name not in known:
+                raise HeadwiseError(f"unknown name {quoted(name)}. {did_you_mean(name, known)}")
+        try:
+            percent = [float(words.get(name, "100")) for name in BUDGETS]
+            multiple = int(words.get("multiple_of", "8"))
+        except ValueError as error:
+            raise HeadwiseError(
+                f"budgets and the multiple must be numbers ({quoted(error)})."
+            ) from None
+        if not all(0 < x <= 100 for x in percent):
+            raise HeadwiseError(f"budgets must be above 0 and up to 100 percent, got {percent}.")
+        first, second, third = percent
+        return cls((first, second, third), words.get("granularity", "head"), multiple)
+
+    @property
+    def rules(self) -> WidthRules:
+        """The rules, as `headwise plan fit` takes them."""
+        return WidthRules(self.granularity, self.multiple_of)
+
+    @property
+    def limits(self) -> dict[Resource, Limit]:
+        """What is limited; with nothing limited, all attention parameters."""
+        given = zip(BUDGETS, self.percent, strict=True)
+        found = {name: Limit.parse(f"{x:g}%") for name, x in given if x < 100}
+        return found or {"attn_params": Limit.parse("100%")}
+
+    @property
+    def budget(self) -> Budget:
+        """The limits as the solver takes them."""
+        given: dict[str, Limit] = {str(name): limit for name, limit in self.limits.items()}
+        return Budget(**given)
+
+
+class Answers:
+    """A profile, ready to answer choices."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.dense: Cost = dense_cost(profile.plan.shape)  # what percentages refer to
+        self._sensitivity = worths(profile, "sensitivity")
+        self.task = lru_cache(maxsize=CACHED_RULES)(self._task)
+        self.answer = lru_cache(maxsize=CACHED)(self._answer)
+        self.least_cost = lru_cache(maxsize=CACHED)(self._least_cost)
+
+    def _task(self, rules: WidthRules) -> FitProblem:
+        """What the solver is given; one for all budgets, so that it is prepared once."""
+        return FitProblem(self.profile.plan, self._sensitivity, rules)
+
+    def _answer(self, choice: Choice) -> dict[str, Any]:
+        task = self.task(choice.rules)
+        found = fit(task, choice.budget)
+        return {
+            "qk": [[head.qk_dim for head in layer.heads] for layer in found.plan.layers],
+            "vo": [[head.vo_dim for head in layer.heads] for layer in found.plan.layers],
+            "planes": _plane_counts(found.plan),
+            "cost": cost(found.plan).model_dump(exclude={"context"}),
+            "loss": found.loss_increase,
+            "exact": found.exact,
+        }
+
+    def _least_cost(self, rules: WidthRules) -> dict[Resource, int]:
+        """What the narrowest allowed plan costs."""
+        task = self.task(rules)
+        plan, full = task.template, cost(task.template)
+        least: dict[Resource, int] = {r: getattr(full, r) for r in BUDGETS}
+        for (i, j, part), curve in width_curves(self._sensitivity, rules).items():
+            width = len(curve.values) - 1
+            narrow = min(width, math.ceil(curve.floor / curve.multiple_of) * curve.multiple_of)
+            unit = unit_cost(plan, i, plan.layers[i].heads[j], side_of(part), task.context)
+            for r in BUDGETS:
+                least[r] -= (width - narrow) * unit[r]
+        return least
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """The multiples worth offering: those that leave the widest head a choice."""
+        widest = max(
+            max(head.qk_dim, head.vo_dim)
+            for layer in self.profile.plan.layers
+            for head in layer.heads
+        )
+        return tuple(m for m in MULTIPLES if 2 * m <= widest) or (1,)
+
+
+def levels(answers: Answers, steps: Mapping[Resource, float]) -> dict[str, list[float]]:
+    """The positions of each slider, from the narrowest plan's share up to 100 percent.
+
+    A resource that no width changes (an encoder caches nothing) has none.
+    """
+    least = answers.least_cost(WidthRules(multiple_of=min(answers.multiples)))
+    found: dict[str, list[float]] = {}
+    for name in BUDGETS:
+        dense, step = getattr(answers.dense, name), steps[name]
+        if not dense or least[name] == dense:
+            continue
+        lowest = max(100 * least[name] / dense, LEAST_PERCENT)
+        count = math.floor((100 - lowest) / step + 1e-9)
+        found[name] = [round(100 - step * k, 6) for k in range(count, -1, -1)]
+    return found
+
+
+def model_facts(answers: Answers, where: str) -> dict[str, Any]:
+    """What the page knows of the model: names, dense plan and costs, the order of its planes."""
+    profile, record = answers.profile, answers.profile.record
+    return {
+        "profile": where,
+        "profile_sha256": profile.sha256,
+        "model": record.model,
+        "text": record.text.source,
+        "option": "--images" if record.of_images else "--text",
+        "objective": record.objective,
+        "unit": record.unit,
+        "loss": record.loss,
+        "tokens": record.tokens,
+        "notes": list(record.notes),
+        "versions": dict(versions()),
+        "plan": {"format": PLAN_FORMAT, **profile.plan.to_dict()},
+        "dense": answers.dense.model_dump(),
+        "granularities": list(GRANULARITIES),
+        "multiples": list(answers.multiples),
+        "plane_order": [
+            [ranking(head.planes) for head in layer] for layer in worths(profile, "sensitivity")
+        ],
+    }
+
+
+def _plane_counts(plan: Plan) -> list[list[int]]:
+    return [[len(head.rotary_planes or ()) for head in layer.heads] for layer in plan.layers]
+
+
+def saved_grid(answers: Answers, step: float, progress: Progress = silent) -> dict[str, Any]:
+    """Levels, distinct plans, and for each point of the grid the number of its plan (or −1)."""
+    found = levels(answers, {"attn_params": step, "kv_bytes": 2 * step, "flops": step})
+    axes = [found.get(name, [100.0]) for name in BUDGETS]
+    multiples = [m for m in answers.multiples if m in SAVED_MULTIPLES] or [answers.multiples[0]]
+    rules = list(itertools.product(GRANULARITIES, multiples))
+    points = list(itertools.product(axes[0], axes[1], axes[2]))
+    units, book = unit_costs(answers), _Book(answers)
+    index: dict[str, list[int]] = {}
+    for done, (granularity, multiple) in enumerate(rules):
+        numbers: list[int] = []
+        for percent in points:
+            choice = Choice(percent, granularity, multiple)
+            numbers.append(book.number(tightest(answers, choice, units)))
+            progress("solving", done * len(points) + len(numbers), len(rules) * len(points))
+        index[f"{granularity} {multiple}"] = numbers
+    return {"levels": found, "multiples": multiples, "plans": book.plans, "index": index}
+
+
+def tightest(answers: Answers, choice: Choice, units: Units) -> Choice:
+    """The choice without the limits that another one, of proportional costs, implies."""
+    limits = choice.limits
+    if len(limits) < 2:
+        return choice
+    budget, least = choice.budget, answers.least_cost(choice.rules)
+    room = {r: budget.amount(r, answers.dense) - least[r] for r in limits}
+    left = list(limits)
+    for r in reversed(list(limits)):
+        others = [s for s in left if s != r and _proportional(units, r, s)]
+        if any(units[0][r] * room[s] <= units[0][s] * room[r] for s in others):
+            left.remove(r)
+    first, second, third = (
+        x if name in left else 100.0 for name, x in zip(BUDGETS, choice.percent, strict=True)
+    )
+    return Choice((first, second, third), choice.granularity, choice.multiple_of)
+
+
+def unit_costs(answers: Answers) -> Units:
+    """What a dimension costs in each resource: the different answers over the whole model."""
+    plan = answers.profile.plan
+    found = [
+        unit_cost(plan, i, head, side, plan.shape.context)
+        for i, layer in enumerate(plan.layers)
+        for head in dict.fromkeys(layer.heads)
+        for side in SIDES
+    ]
+    return tuple({tuple(unit.items()): unit for unit in found}.values())
+
+
+def _proportional(units: Units, r: Resource, s: Resource) -> bool:
+    first = units[0]
+    return all(unit[r] * first[s] == unit[s] * first[r] for unit in units)
+
+
+class _Book:
+    """The distinct plans met so far, numbered."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.plans: list[dict[str, Any]] = []
+        self._widths: dict[str, int] = {}
+        self._choices: dict[Choice, int] = {}
+
+    def number(self, choice: Choice) -> int:
+        """The number of the choice's plan; −1 if there is none."""
+        if choice not in self._choices:
+            try:
+                answer = self.answers.answer(choice)
+            except BudgetError:
+                self._choices[choice] = -1
+                return -1
+            key = repr((answer["qk"], answer["vo"], answer["planes"]))
+            if key not in self._widths:
+                self._widths[key] = len(self.plans)
+                self.plans.append(answer)
+            self._choices[choice] = self._widths[key]
+        return self._choices[choice]

@@ -1,0 +1,223 @@
+"""Training after a cut: the cut model learns from the model it was cut from.
+
+Only the attention projections are trained. The loss is the divergence from the dense model's
+predictions, plus a little of the next token's own loss; the loop is the one that trains from
+scratch, so a killed recovery is resumed to the same losses, and torchrun shares the batches.
+
+    OUT.partial/   run.json, metrics.jsonl, checkpoints/; a killed run resumes from the newest
+    OUT            the recovered model, there only when it is whole
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.artifacts import versions
+from headwise.data.split import held_out_split
+from headwise.data.text import Text, read_source
+from headwise.data.tokens import token_stream
+from headwise.errors import HeadwiseError
+from headwise.models.record import CUT_RECORD, CutRecord, RecoveryRecord, read_cut_record
+from headwise.records import write_record
+from headwise.runs import Run, partial_of, resume
+from headwise.source import Source, open_source
+from headwise.training.batches import Batch, Loss, WindowBatches, held_out_batches
+from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
+from headwise.training.loop import Observer, TrainingJob, check_division, train_model
+from headwise.training.processes import accelerator, on_main
+from headwise.training.settings import RecoverSettings, TrainSettings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+KIND = "recover"
+SECTION = "recovery"  # of headwise.json
+NEXT_TOKEN_SHARE = 0.1  # of the next token's own loss, beside the whole divergence
+HELD_OUT_WINDOWS = 32  # of held-out text are tokenised
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverResult:
+    """How a recovery ended: with a model in `folder`, or interrupted by a signal (else 0)."""
+
+    folder: Path
+    steps: int  # of the whole recovery
+    tokens: int  # trained on so far
+    loss: float | None
+    held_out_loss: float | None
+    signal: int = 0
+
+
+def recover(
+    cut: Path | str,
+    against: str | Path | PreTrainedModel | Source,
+    text: Text | str,
+    out: Path | str,
+    *,
+    settings: RecoverSettings | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+    finishing: Callable[[Path], None] | None = None,
+    last: Collection[str] = (),
+    command: str = "",
+) -> RecoverResult:
+    """Train the attention of a cut model on the predictions of the model it was cut from.
+
+    `against` is what it was cut from: a folder, hub name, .gguf file or builtin name; `text` is a
+    file, a folder, hub:owner/name or builtin:python. A killed recovery of the same inputs is
+    resumed. `finishing` may add files to the new folder before it takes its place; `last` are
+    files that the caller adds later (see `headwise.runs.resume`). Under torchrun all processes
+    call this, and all get the result.
+    """
+    task, out = _task(cut, against, text, settings), Path(out)
+    processes = accelerator(task.settings.device)
+    check_division(task.settings, processes.num_processes)
+    with contextlib.ExitStack() as held:
+        opened: list[Run] = []  # in the first process, which writes
+
+        def begin() -> bool:
+            run = resume(
+                out,
+                KIND,
+                task.inputs,
+                record=CUT_RECORD,
+                section=SECTION,
+                force=force,
+                reads=[task.cut.name, task.against.name, task.text.source],
+                last=last,
+                command=command,
+            )
+            opened.append(held.enter_context(run))
+            return opened[0].finished
+
+        def conclude() -> StepRecord:
+            # The row on disk: a recovery killed after its last step has none in memory.
+            newest = read_rows(folder.metrics)[-1]
+            if not outcome.signal:
+                with opened[0].finish() as made:
+                    _write(task, job.model, opened[0].key, newest, made)
+                    if finishing is not None:
+                        finishing(made)
+            return newest
+
+        folder, signal = RunFolder(partial_of(out)), 0
+        if not on_main(processes, begin):
+            job = _job(task, processes.device)
+            outcome = train_model(job, processes, folder=folder, observer=observer)
+            newest, signal = on_main(processes, conclude), outcome.signal
+    processes.end_training()
+    done = newest if signal else read_cut_record(out).recovery
+    assert done is not None
+    found = (done.tokens, done.loss, done.held_out_loss)
+    return RecoverResult(out, task.settings.steps, *found, signal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A cut model, its teacher, a text, and resolved settings."""
+
+    cut: Source
+    against: Source
+    record: CutRecord
+    text: Text
+    settings: TrainSettings
+    inputs: Mapping[str, Any]
+
+
+def _task(
+    cut: Path | str,
+    against: str | Path | PreTrainedModel | Source,
+    text: Text | str,
+    settings: RecoverSettings | None,
+) -> _Task:
+    model, teacher = open_source(cut), open_source(against)
+    folder = model.folder
+    if folder is None or not (folder / CUT_RECORD).is_file():
+        came = ", ".join(model.config.architectures or ["another model"])
+        raise HeadwiseError(f"{cut} must be a model that headwise cut, got {came}.")
+    text = text if isinstance(text, Text) else read_source(text)
+    resolved = (settings or RecoverSettings()).on_this_machine()
+    inputs = {
+        "model": {"name": model.name, "sha256": model.weights_sha256},
+        "against": {"name": teacher.name, "sha256": teacher.weights_sha256},
+        "text": {"source": text.source, "sha256": text.sha256},
+        "settings": resolved.to_dict(),
+    }
+    return _Task(model, teacher, read_cut_record(folder), text, resolved, inputs)
+
+
+def _job(task: _Task, device: torch.device) -> TrainingJob:
+    """The cut model, its teacher and the tokens, loaded."""
+    settings = task.settings
+    assert settings.context is not None
+    parts = held_out_split(task.text.documents, settings.held_out)
+    model: Any = task.cut.load("causal-lm", device="cpu", dtype="fp32")
+    teacher: Any = task.against.load("causal-lm", device="cpu", dtype="fp32")
+    tokenizer, known = task.cut.tokenizer, model.get_input_embeddings().weight.size(0)
+    most = settings.steps * settings.tokens_per_step + 2 * settings.context
+    tokens = token_stream(tokenizer, parts.train, most=most, vocab_size=known)
+    most = HELD_OUT_WINDOWS * settings.context
+    held_out = token_stream(tokenizer, parts.held_out, most=most, vocab_size=known)
+    _train_attention_only(model)
+    sizes = {"context": settings.context, "batch_size": settings.batch_size}
+    return TrainingJob(
+        model=model,
+        loss=divergence_loss(teacher.to(device).eval().requires_grad_(False)),
+        batches=WindowBatches(tokens, seed=settings.seed, **sizes),
+        settings=settings,
+        held_out=held_out_batches(held_out, most=settings.eval_windows, **sizes),
+    )
+
+
+def divergence_loss(teacher: nn.Module) -> Loss:
+    """Divergence of a model's predictions from the teacher's, plus a share of the next token's."""
+    import torch
+    from torch.nn import functional
+
+    def loss(model: nn.Module, batch: Batch, /) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        with torch.no_grad():
+            wanted = teacher(input_ids=batch["input_ids"], use_cache=False).logits.float()
+        given = model(input_ids=batch["input_ids"], use_cache=False).logits.float()
+        logs = given.log_softmax(-1).flatten(0, 1)
+        kl = functional.kl_div(
+            logs, wanted.log_softmax(-1).flatten(0, 1), log_target=True, reduction="batchmean"
+        )
+        nll = functional.nll_loss(logs, batch["labels"].flatten())
+        return kl + NEXT_TOKEN_SHARE * nll, {"kl": kl, "nll": nll}
+
+    return loss
+
+
+def _train_attention_only(model: Any) -> None:
+    from headwise.models.attention_headwise import PROJECTIONS
+
+    model.requires_grad_(False)
+    for attention in model.attentions():
+        for name in PROJECTIONS.values():
+            projection = getattr(attention, name, None)
+            if projection is not None:
+                projection.requires_grad_()
+
+
+def _write(task: _Task, model: Any, key: str, last: StepRecord, folder: Path) -> None:
+    """The recovered model in the number format of the cut one, with what belongs to it."""
+    stored = next(one.dtype for one in task.cut.checkpoint.stored.values())
+    # A number that came from bf16 goes back to the same bf16: only the attention changes.
+    model.to(stored).save_pretrained(folder)
+    task.cut.copy_companions(folder)
+    recovery = RecoveryRecord(
+        key=key,
+        text_sha256=task.text.sha256,
+        tokens=last.tokens,
+        loss=last.loss,
+        held_out_loss=last.held_out_loss,
+        settings=task.settings.to_dict(),
+        versions=dict(versions(("headwise", "torch", "transformers", "accelerate"))),
+    )
+    write_record(folder / CUT_RECORD, task.record.model_copy(update={"recovery": recovery}))

@@ -1,0 +1,485 @@
+"""Training from scratch: a plan and a text become a model.
+
+RUN/run.json          settings, text, versions, command, status
+    plan.json         the plan, with the vocabulary size the run uses
+    tokenizer/        the tokenizer, as Hugging Face writes it
+    tokens/           the token streams: train.npy, held-out.npy
+    metrics.jsonl     one row per step
+    checkpoints/      step-00000100/ …, the newest few
+    model/            the finished model, for AutoModelForCausalLM
+
+The text is read, split, tokenised and stored as tokens once; resuming needs neither the text nor
+the plan again. A run that was killed, even in its first writes, ends in the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field, JsonValue
+
+from headwise.artifacts import atomic_folder, sha256, write_text
+from headwise.data.split import held_out_split
+from headwise.data.text import Text, read_source
+from headwise.data.tokens import DEFAULT_VOCAB, load_tokenizer, token_stream, trained_tokenizer
+from headwise.errors import HeadwiseError, OutputError, quoted
+from headwise.plan import Origin, Plan
+from headwise.progress import Progress, silent
+from headwise.records import Frozen, parse_value, read_file
+from headwise.runs import RUN, Status, read_run, resume_in_place, update_run
+from headwise.training.batches import WindowBatches, held_out_batches, next_token_loss
+from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
+from headwise.training.loop import (
+    DivergenceError,
+    Observer,
+    TrainingJob,
+    check_division,
+    train_model,
+)
+from headwise.training.processes import accelerator, on_main
+from headwise.training.settings import FREE_ON_RESUME, TrainSettings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from transformers import PreTrainedTokenizerBase
+
+KIND = "train"
+STREAMS = ("train.npy", "held-out.npy")
+_ADVICE = "start again with --force, or give another folder"
+
+
+class TextInput(Frozen):
+    """Which text, and how much of it."""
+
+    source: str
+    max_chars: int | None
+    sha256: str
+
+
+class TokenizerInput(Frozen):
+    """Which tokenizer (None: one is trained on the text), and how many tokens were asked for."""
+
+    source: str | None
+    vocab_size: int | None  # None: the plan's, or the default when the plan has none
+
+
+class TrainInputs(Frozen):
+    """What decides a run; in run.json under `inputs`."""
+
+    settings: dict[str, JsonValue]
+    plan_sha256: str
+    text: TextInput
+    tokenizer: TokenizerInput
+
+
+class TextDetails(Frozen):
+    """What was found in the text."""
+
+    documents: int
+    characters: int
+    skipped_files: int
+    split: str
+    train_tokens: int = Field(ge=1)
+    held_out_tokens: int
+
+
+class TrainDetails(Frozen):
+    """What is known of a run once its text is tokenised; in run.json under `details`."""
+
+    text: TextDetails
+    special_tokens: dict[str, int | None]
+    tokens_sha256: dict[str, str]
+    last: StepRecord | None = None  # the newest step, when the run has ended
+    reason: str | None = None  # why it diverged
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """How a run ended: finished, with a model, or interrupted by a signal and ready to resume."""
+
+    folder: Path
+    status: Status
+    last: StepRecord | None
+    text: TextDetails
+    signal: int = 0
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the finished model."""
+        return RunFolder(self.folder).model if self.status == "finished" else None
+
+
+def train(
+    plan: Plan | Path | str,
+    text: Text | str,
+    out: Path | str,
+    *,
+    settings: TrainSettings | None = None,
+    tokenizer: str | None = None,
+    vocab_size: int | None = None,
+    max_chars: int | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+    progress: Progress = silent,
+    command: str = "",
+) -> TrainResult:
+    """Train the plan's model from scratch on a text, or resume the run of the same inputs in `out`.
+
+    `text` is a file, a folder, hub:owner/name or builtin:python; `tokenizer` is a Hugging Face
+    folder or a tokenizer.json (default: one is trained on the text, with `vocab_size` tokens). A
+    finished run of the same inputs is left as it is; one of other inputs is replaced with `force`.
+    Under torchrun all processes call this, and all get the result.
+    """
+    plan = plan if isinstance(plan, Plan) else read_plan(plan)
+    text = text if isinstance(text, Text) else read_source(text, max_chars)
+    resolved = (settings or TrainSettings()).on_this_machine(plan.shape.context)
+    inputs = TrainInputs(
+        settings=resolved.to_dict(),
+        plan_sha256=plan_hash(plan),
+        text=TextInput(source=text.source, max_chars=max_chars, sha256=text.sha256),
+        tokenizer=TokenizerInput(source=tokenizer, vocab_size=vocab_size),
+    )
+    asked = _Asked(Path(out), inputs, plan, text, force, command)
+    return _run(asked, observer, progress)
+
+
+def resume_training(
+    out: Path | str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    plan: Plan | Path | str | None = None,
+    text: str | None = None,
+    tokenizer: str | None = None,
+    vocab_size: int | None = None,
+    max_chars: int | None = None,
+    observer: Observer | None = None,
+    progress: Progress = silent,
+) -> TrainResult:
+    """Resume the run in `out` with the inputs it was started with.
+
+    Nothing else is needed. What is given must agree with the run, except for settings that only
+    change how often it is saved (`save_every`, `keep`).
+    """
+    out = Path(out)
+    if not (out / RUN).is_file():
+        raise HeadwiseError(
+            f"{out} holds no run to resume; start one with "
+            f"`headwise train PLAN --text TEXT -o {out}`."
+        )
+    found = read_training(out).inputs
+    old = TrainSettings.from_dict(found.settings, str(out / RUN))
+    new = replace(old, **(settings or {}))
+    assert old.context is not None
+    given = None if plan is None else plan if isinstance(plan, Plan) else read_plan(plan)
+    text_changes = {"source": text, "max_chars": max_chars}
+    tokenizer_changes = {"source": tokenizer, "vocab_size": vocab_size}
+    inputs = TrainInputs(
+        settings=new.on_this_machine(old.context).to_dict(),
+        plan_sha256=found.plan_sha256 if given is None else plan_hash(given),
+        text=found.text.model_copy(update=_given(text_changes)),
+        tokenizer=found.tokenizer.model_copy(update=_given(tokenizer_changes)),
+    )
+    return _run(_Asked(out, inputs, given), observer, progress)
+
+
+def _given(changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def read_plan(path: Path | str) -> Plan:
+    """The plan in a file."""
+    return Plan.from_json(read_file(Path(path), advice="give the path of a plan"), str(path))
+
+
+def plan_hash(plan: Plan) -> str:
+    """What tells two plans apart, wherever they came from."""
+    bare = plan.model_copy(update={"origin": Origin()})
+    return hashlib.sha256(bare.to_json().encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """The run.json of a training run."""
+
+    status: Status
+    command: str
+    inputs: TrainInputs
+    details: TrainDetails | None  # None before the text is tokenised
+    versions: Mapping[str, str]
+
+
+def read_training(folder: Path) -> TrainingRecord:
+    """The record of the run in `folder`."""
+    record = read_run(folder)
+    if record.kind != KIND:
+        raise HeadwiseError(
+            f"{folder / RUN} must be of a training run, got {quoted(record.kind)}; give another "
+            "folder."
+        )
+    where = folder / RUN
+    inputs = parse_value(record.inputs, TrainInputs, f"`inputs` in {where}", advice=_ADVICE)
+    details = None
+    if record.details:
+        source = f"`details` in {where}"
+        details = parse_value(record.details, TrainDetails, source, advice=_ADVICE)
+    return TrainingRecord(record.status, record.command, inputs, details, record.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A run to start or to resume; without a plan or a text, only to resume."""
+
+    out: Path
+    inputs: TrainInputs
+    plan: Plan | None = None
+    text: Text | None = None
+    force: bool = False
+    command: str = ""
+
+    @property
+    def settings(self) -> TrainSettings:
+        return TrainSettings.from_dict(self.inputs.settings, str(self.out / RUN))
+
+
+def _run(asked: _Asked, observer: Observer | None, progress: Progress) -> TrainResult:
+    settings = asked.settings
+    processes = accelerator(settings.device)
+    check_division(settings, processes.num_processes)
+    built: list[Any] = []  # the model, if the first process had to build it to begin
+    with contextlib.ExitStack() as held:
+        status, details = on_main(processes, lambda: _begin(asked, held, built, progress))
+        if not (asked.out / RUN).is_file():
+            raise HeadwiseError(
+                f"{asked.out} is not visible to every process; put the run on shared storage."
+            )
+        if built and observer is not None:
+            observer.noted(_text_words(asked.inputs.text, details.text))
+        if status == "finished":
+            result = TrainResult(asked.out, status, details.last, details.text)
+        else:
+            job = _job(RunFolder(asked.out), details, settings, built)
+            result = _train(RunFolder(asked.out), details, job, processes, observer)
+    processes.end_training()
+    return result
+
+
+def _begin(
+    asked: _Asked, held: contextlib.ExitStack, built: list[Any], progress: Progress
+) -> tuple[Status, TrainDetails]:
+    """Hold the folder and see to it that everything the loop reads is there."""
+    opened = resume_in_place(
+        asked.out,
+        KIND,
+        asked.inputs.model_dump(mode="json"),
+        force=asked.force,
+        reads=[asked.inputs.text.source, asked.inputs.tokenizer.source or ""],
+        free=FREE_ON_RESUME,
+        command=asked.command,
+    )
+    run = held.enter_context(opened)
+    record = read_training(asked.out)
+    details = record.details
+    if details is None:
+        details = _prepare(asked, built, progress)
+        run.drop_replaced()
+    elif record.status != "finished":
+        _check_tokens(RunFolder(asked.out), details)
+    if record.status != "finished":
+        update_run(asked.out, status="running", details=details.to_dict())
+    return record.status, details
+
+
+def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetails:
+    """Write plan, tokenizer and tokens, once they and the model are known to be good."""
+    if asked.plan is None:
+        raise HeadwiseError(
+            f"{asked.out} was stopped before its plan and its tokens were stored; run the whole "
+            "command again."
+        )
+    settings, folder = asked.settings, RunFolder(asked.out)
+    text = asked.text or _read_again(asked.inputs.text)
+    split = held_out_split(text.documents, settings.held_out)
+    tokenizer, plan = fitted_tokenizer(asked.plan, asked.inputs.tokenizer, split.train)
+    check_context(plan, settings)
+
+    def tell(done: int, total: int) -> None:
+        progress("tokenising (characters)", done, total)
+
+    streams = [token_stream(tokenizer, part, tell) for part in (split.train, split.held_out)]
+    _batches(streams[0], settings)  # long enough?
+    tokens = special_tokens(tokenizer)
+    built.append(_build(plan, tokens, settings))
+    with atomic_folder(folder.tokenizer, force=True, inside=True) as path:
+        tokenizer.save_pretrained(path)
+    with atomic_folder(folder.tokens, force=True, inside=True) as path:
+        for name, stream in zip(STREAMS, streams, strict=True):
+            np.save(path / name, stream)
+    write_text(folder.plan, plan.to_json(), force=True)
+    return TrainDetails(
+        text=TextDetails(
+            documents=len(text.documents),
+            characters=text.characters,
+            skipped_files=text.skipped,
+            split=split.rule,
+            train_tokens=len(streams[0]),
+            held_out_tokens=len(streams[1]),
+        ),
+        special_tokens=tokens,
+        tokens_sha256={name: sha256(folder.tokens / name) for name in STREAMS},
+    )
+
+
+def _text_words(text: TextInput, found: TextDetails) -> str:
+    return (
+        f"{text.source}: {found.train_tokens} tokens to train on, {found.held_out_tokens} held "
+        f"out ({found.split})."
+    )
+
+
+def _read_again(wanted: TextInput) -> Text:
+    text = read_source(wanted.source, wanted.max_chars)
+    if text.sha256 != wanted.sha256:
+        raise HeadwiseError(
+            f"{wanted.source} has changed since the run was started; restore it, or start again "
+            "with --force."
+        )
+    return text
+
+
+def _check_tokens(folder: RunFolder, details: TrainDetails) -> None:
+    for name, expected in details.tokens_sha256.items():
+        path = folder.tokens / name
+        if not path.is_file() or sha256(path) != expected:
+            raise HeadwiseError(
+                f"{path} is missing or damaged, so the run cannot be resumed to the same result; "
+                "restore it, or start again with --force."
+            )
+
+
+def _job(
+    folder: RunFolder, details: TrainDetails, settings: TrainSettings, built: list[Any]
+) -> TrainingJob:
+    assert settings.context is not None
+    model = built.pop() if built else None
+    if model is None:
+        model = _build(read_plan(folder.plan), details.special_tokens, settings)
+    train_tokens, held_out = (np.load(folder.tokens / name, mmap_mode="r") for name in STREAMS)
+    return TrainingJob(
+        model=model,
+        loss=next_token_loss,
+        batches=_batches(train_tokens, settings),
+        settings=settings,
+        held_out=held_out_batches(
+            held_out,
+            context=settings.context,
+            batch_size=max(1, settings.batch_size // settings.accumulate),
+            most=settings.eval_windows,
+        ),
+    )
+
+
+def _train(
+    folder: RunFolder,
+    details: TrainDetails,
+    job: TrainingJob,
+    processes: Accelerator,
+    observer: Observer | None,
+) -> TrainResult:
+    """The loop, the finished model, and how it ended written into run.json."""
+
+    def end(status: Status, **changes: Any) -> TrainDetails:
+        ended = details.model_copy(update={"last": None, "reason": None, **changes})
+        update_run(folder.path, status=status, details=ended.to_dict())
+        return ended
+
+    def conclude() -> TrainResult:
+        if not outcome.signal:
+            _save_model(job.model, folder)
+        # The row on disk: a run killed after its last step has none in memory.
+        rows = read_rows(folder.metrics)
+        status: Status = "interrupted" if outcome.signal else "finished"
+        ended = end(status, last=rows[-1] if rows else None)
+        return TrainResult(folder.path, status, ended.last, ended.text, outcome.signal)
+
+    try:
+        outcome = train_model(job, processes, folder=folder, observer=observer)
+    except DivergenceError as error:
+        reason = str(error)
+        on_main(processes, lambda: end("diverged", reason=reason))
+        raise
+    except OutputError as error:
+        raise OutputError(f"{error} Then run the same command again to resume.") from error
+    return on_main(processes, conclude)
+
+
+def _save_model(model: Any, folder: RunFolder) -> None:
+    """Write a Hugging Face folder: model and tokenizer."""
+    with atomic_folder(folder.model, force=True, inside=True) as temporary:
+        model.save_pretrained(temporary)
+        for file in folder.tokenizer.iterdir():
+            shutil.copyfile(file, temporary / file.name)
+
+
+def _batches(tokens: np.ndarray, settings: TrainSettings) -> WindowBatches:
+    assert settings.context is not None
+    return WindowBatches(
+        tokens, context=settings.context, batch_size=settings.batch_size, seed=settings.seed
+    )
+
+
+def _build(plan: Plan, tokens: dict[str, int | None], settings: TrainSettings) -> Any:
+    """The plan's model with these special tokens, randomly initialised from the seed."""
+    from headwise.models.build import build_model
+
+    return build_model(plan, overrides=tokens, seed=settings.seed)
+
+
+def fitted_tokenizer(
+    plan: Plan, asked: TokenizerInput, documents: tuple[str, ...]
+) -> tuple[PreTrainedTokenizerBase, Plan]:
+    """The tokenizer, loaded or trained, and the plan with the vocabulary size they agree on."""
+    planned, wanted = plan.shape.vocab_size, asked.vocab_size
+    if planned and wanted and planned != wanted:
+        raise HeadwiseError(
+            f"the plan has a vocab_size of {planned}, but --vocab-size asks for {wanted}; leave "
+            "it out, or change the plan."
+        )
+    if asked.source is None:
+        size = planned or wanted or DEFAULT_VOCAB
+        tokenizer = trained_tokenizer(documents, size)
+    else:
+        tokenizer = load_tokenizer(asked.source)
+        size = planned or wanted or len(tokenizer)
+    if len(tokenizer) > size:
+        raise HeadwiseError(
+            f"the tokenizer has {len(tokenizer)} tokens, more than the vocab_size {size}; use a "
+            "smaller tokenizer or a plan with a larger vocab_size."
+        )
+    shape = plan.shape.model_copy(update={"vocab_size": size})
+    return tokenizer, plan.model_copy(update={"shape": shape})
+
+
+def check_context(plan: Plan, settings: TrainSettings) -> None:
+    """Refuse windows longer than the model's own context."""
+    assert settings.context is not None
+    if settings.context > plan.shape.context:
+        raise HeadwiseError(
+            f"context must be at most the plan's {plan.shape.context}, got {settings.context}."
+        )
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """The token numbers a model's config must agree on with its tokenizer.
+
+    A stock config's own numbers would end a generation at some letter, and a padding number keeps
+    the row of that token from ever learning.
+    """
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: getattr(tokenizer, name) for name in names}

@@ -1,0 +1,84 @@
+"""A command killed before each of its effects on the disk, each time run again to the end.
+
+    whole/    the command undisturbed; its effects are counted
+    N/        the same command, killed before effect N, then run again
+
+An effect is a file opened for writing, a rename, a new folder or something removed, in the working
+folder; Python announces each of them (`sys.addaudithook`) just before it happens. A fork of a
+process that has imported everything stands in for a fresh start. Prints the number of effects.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import transformers  # noqa: F401
+
+import headwise.pipeline
+import headwise.reporting.pages
+import headwise.training.train  # noqa: F401
+from headwise.cli import main
+
+REMOVALS = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link"}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def is_effect(event, arguments, folder):
+    """Whether an announced event changes something in the working folder."""
+    if event not in REMOVALS and not (event == "open" and (arguments[2] or 0) & WRITING):
+        return False
+    path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | Path) else ""
+    return bool(path) and (not Path(path).is_absolute() or path.startswith(folder))
+
+
+def life(words, folder, fatal=None):
+    """Run the command in `folder`, killed before effect number `fatal`; its exit status."""
+    folder.mkdir(exist_ok=True)
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 70
+    try:
+        os.chdir(folder)
+        log = folder.with_name(f"{folder.name}.log")
+        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, 1)
+        os.dup2(opened, 2)
+        count, here = [0], str(folder)
+
+        def hook(event, arguments):
+            if is_effect(event, arguments, here):
+                if count[0] == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                count[0] += 1
+
+        sys.addaudithook(hook)
+        sys.argv = ["headwise", *words]
+        main.main()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        if fatal is None:
+            folder.with_name(f"{folder.name}.effects").write_text(str(count[0]))
+        os._exit(code)
+
+
+def kill_before_each(words, here, every):
+    whole = here / "whole"
+    assert life(words, whole) == 0, whole.with_name("whole.log").read_text()
+    effects = int((here / "whole.effects").read_text())
+    for fatal in range(0, effects, every):
+        folder = here / f"{fatal}"
+        killed, again = life(words, folder, fatal), life(words, folder)
+        log = folder.with_name(f"{folder.name}.log").read_text()
+        assert killed == -signal.SIGKILL, (fatal, killed, log)
+        done = again == 0 or (again == 2 and "exists already" in log)
+        assert done, (fatal, again, log)
+    return effects
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    print(kill_before_each(asked["words"], Path(asked["here"]), asked["every"]))  # noqa: T201

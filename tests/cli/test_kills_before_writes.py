@@ -1,0 +1,137 @@
+"""Every verb killed before each of its writes: the same command ends in the same files."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise.plan import ModelShape, Plan
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).with_name("killed_before.py")
+TIMES = re.compile(r'"(seconds|tokens_per_second|median|low|high|ratio)": [-+.e0-9]+')
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, write_llama):
+    """A tiny model, its cut, a text and a plan."""
+    folder = tmp_path_factory.mktemp("writes")
+    write_llama(
+        folder,
+        characters=6_000,
+        vocab_size=263,
+        hidden_size=16,
+        intermediate_size=19,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    shape = ModelShape(
+        n_layers=1,
+        d_model=12,
+        context=16,
+        n_heads=3,
+        n_kv_heads=3,
+        qk_dim=4,
+        vo_dim=4,
+        ffn_dim=13,
+        vocab_size=263,
+    )
+    (folder / "plan.json").write_text(Plan.uniform(shape).to_json())
+    text = ("--text", folder / "text.txt", "--length", "16", "--tokens", "160")
+    words = ("compress", folder / "model", *text, "-o", folder / "cut", "--no-verify")
+    command = [
+        sys.executable,
+        "-m",
+        "headwise",
+        *words,
+        "--attn-params",
+        "60%",
+        "--multiple-of",
+        "2",
+    ]
+    subprocess.run([*map(str, command)], check=True, capture_output=True)
+    return folder
+
+
+def contents(folder):
+    """Every file, its times left out; the report is a picture of the others."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in ("report.html", "README.md"):
+            data = path.read_bytes()
+            if path.suffix in {".json", ".jsonl"}:
+                data = TIMES.sub("", data.decode()).encode()
+            found[path.relative_to(folder).as_posix()] = data
+        elif path.is_file():
+            found[path.relative_to(folder).as_posix()] = b""
+    return found
+
+
+@pytest.fixture
+def killed_before_each(tmp_path):
+    def run(*words, every=1):
+        asked = {"words": [str(w) for w in words], "here": str(tmp_path), "every": every}
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), json.dumps(asked)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        whole = contents(tmp_path / "whole")
+        folders = [p for p in tmp_path.iterdir() if p.is_dir() and p.name != "whole"]
+        for folder in folders:
+            found = contents(folder)
+            assert found.keys() == whole.keys(), folder.name
+            assert [n for n in whole if found[n] != whole[n]] == [], folder.name
+        return int(done.stdout), len(folders)
+
+    return run
+
+
+def test_train(killed_before_each, place):
+    sizes = ("--steps", "4", "--save-every", "1", "--eval-every", "2", "--batch-size", "2")
+    effects, lives = killed_before_each(
+        *("train", place / "plan.json", "--text", place / "text.txt"),
+        *(*sizes, "--device", "cpu", "-o", "run"),
+    )
+    assert effects == lives
+    assert effects > 40
+
+
+def test_recover(killed_before_each, place):
+    sizes = ("--tokens", "96", "--length", "16", "--batch-size", "2", "--save-every", "1")
+    effects, lives = killed_before_each(
+        *("recover", place / "cut", "--against", place / "model", "--text", place / "text.txt"),
+        *(*sizes, "--device", "cpu", "-o", "out"),
+    )
+    assert effects == lives
+    assert effects > 40
+
+
+def test_profile(killed_before_each, place):
+    sizes = ("--tokens", "96", "--length", "16", "--chunk", "2", "--device", "cpu")
+    effects, lives = killed_before_each(
+        *("profile", place / "model", "--text", place / "text.txt", *sizes, "-o", "out"),
+    )
+    assert effects == lives
+    assert effects > 30
+
+
+def test_compress(killed_before_each, place):
+    """Every second of its writes, for it has the most."""
+    sizes = ("--tokens", "96", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
+    effects, lives = killed_before_each(
+        *("compress", place / "model", "--text", place / "text.txt", *sizes),
+        *("--verify-tokens", "64", "-o", "out"),
+        every=2,
+    )
+    assert lives >= effects // 2
+    assert effects > 60

@@ -1,0 +1,337 @@
+"""What the claims about language models stand on: rows, narrow heads, students, cuts, windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.baselines.parts import attention_weights
+from headwise.errors import HeadwiseError
+from headwise.models.build import convert, plan_of
+from headwise.models.slicing import sliced
+from headwise.papers.claims.allocation import (
+    later_layers,
+    robustness,
+    students,
+)
+from headwise.papers.claims.allocation.disturbed_models import PROSE
+from headwise.papers.claims.allocation.saturation import measure_softmax
+from headwise.papers.harness.claim import ReproduceError
+from headwise.papers.tasks import training
+from headwise.papers.tasks.cuts import (
+    WAYS,
+    cut_third,
+    cut_to_plan,
+    group_importance,
+    group_weights,
+    head_weights,
+    profile_windows,
+    replaced,
+    widened,
+    without_groups,
+)
+from headwise.papers.tasks.pretrained import loss_from, random_passages, window_loss
+from headwise.papers.tasks.training import HeldOutCurve, corpus, random_windows
+from headwise.planning.fit import Kept
+from tests import tiny
+
+LENGTH, GROUPS, QUERIES, WIDTH = 17, 3, 2, 10
+VOCAB, LAYERS = tiny.VOCAB, tiny.LAYERS
+
+
+@pytest.fixture(scope="module")
+def model():
+    stock = tiny.stock("llama", num_key_value_heads=GROUPS)
+    return convert(stock).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return np.random.default_rng(5).integers(4, VOCAB, (6, LENGTH))
+
+
+@pytest.fixture(scope="module")
+def profile(model, ids):
+    return profile_windows(model, ids)
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_loss_asked_again_runs_only_what_follows(model, ids, layer):
+    runs = []
+    base = model.backbone.base_model
+    hooks = [
+        block.register_forward_hook(lambda *_, i=i: runs.append(i))
+        for i, block in enumerate(base.layers)
+    ]
+    whole, again = loss_from(model, layer, ids)
+    del runs[:]
+    assert again() == pytest.approx(whole, rel=1e-6)
+    assert sorted(set(runs)) == list(range(layer, LAYERS))
+    for hook in hooks:
+        hook.remove()
+    output = model.attentions()[layer].o_proj.weight
+    kept = output.clone()
+    output.zero_()
+    changed = again()
+    assert changed == pytest.approx(window_loss(model, ids), rel=1e-6)
+    assert abs(changed - whole) > 1e-3
+    output.copy_(kept)
+    assert window_loss(model, ids) == whole
+
+
+def _logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=torch.from_numpy(ids)).logits
+
+
+def _norm(p):
+    """The mean over rows of the Jacobian's norm, by its definition."""
+    J = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return float(torch.linalg.eigvalsh(J)[:, -1].mean())
+
+
+def test_rows_are_those_of_the_written_out_attention(model, ids):
+    rows = measure_softmax(model, ids, (4, 8, 16))
+    assert rows.jacobian_norm.shape == (LAYERS, 3, GROUPS * QUERIES)
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        weights = model(input_ids=torch.from_numpy(ids), output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(implementation)
+    for place, length in enumerate((4, 8, 16)):
+        p = weights[1][:, 3, length - 1, :length].double()
+        assert rows.jacobian_norm[1, place, 3] == pytest.approx(_norm(p), rel=1e-4)
+        rest = p[:, 1:] / p[:, 1:].sum(-1, keepdim=True)
+        assert rows.rest_norm[1, place, 3] == pytest.approx(_norm(rest), rel=1e-4)
+        assert _norm(rest) != pytest.approx(_norm(p), rel=1e-3)
+    assert not any("attended" in vars(a.classes[0]) for a in model.attentions())
+
+
+def test_narrow_heads_in_the_dense_shape_are_the_sliced_model(model, ids):
+    whole = Kept(planes=range(WIDTH // 2), free=(), vo=range(WIDTH))
+    some = [Kept((0, 2), (), (0, 1, 2)), Kept((1, 2, 3, 4), (), (0,)), whole]
+    kept = [some] * LAYERS
+    narrow = sliced(model, kept)
+    dense, plan = plan_of(model), plan_of(narrow)
+    layers = {
+        i: widened(dense.layers[i], plan.layers[i], attention_weights(a))
+        for i, a in enumerate(narrow.attentions())
+    }
+    before, expected = _logits(model, ids), _logits(narrow, ids)
+    with replaced(model, layers):
+        assert torch.allclose(_logits(model, ids), expected, atol=1e-5)
+    assert torch.equal(_logits(model, ids), before)
+    assert not torch.allclose(before, expected, atol=1e-2)
+
+
+def test_replaced_puts_back_after_an_error(model, ids):
+    before = _logits(model, ids)
+    heads = plan_of(model).layers[1]
+    gone = without_groups(heads, {0, 1, 2}, attention_weights(model.attentions()[1]))
+    with replaced(model, {1: gone}):
+        assert not torch.equal(_logits(model, ids), before)
+
+    def fails():
+        with replaced(model, {1: gone}):
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fails()
+    assert torch.equal(_logits(model, ids), before)
+
+
+def _teachers(model, layer, ids):
+    heads, attention = plan_of(model).layers[layer], model.attentions()[layer]
+    shown = students.attention_inputs(model, layer, ids)
+    weights = attention_weights(attention)
+    return shown, [
+        students.StandaloneHead(
+            students.HeadStart(head, group_weights(heads, j, weights)), attention, shown.rotations
+        )
+        for j, head in enumerate(heads.heads)
+    ]
+
+
+def test_head_groups_add_up_to_their_layer(model, ids):
+    shown, teachers = _teachers(model, 1, ids)
+    seen = []
+    hook = model.attentions()[1].register_forward_hook(lambda m, a, out: seen.append(out[0]))
+    _logits(model, ids)
+    hook.remove()
+    with torch.no_grad():
+        total = sum(t(shown.hidden) for t in teachers)
+    assert torch.allclose(total, seen[0], atol=1e-5)
+
+
+def test_a_student_of_full_width_is_its_teacher(model, ids):
+    shown, teachers = _teachers(model, 2, ids)
+    whole = students.svd_start(teachers[0], shown, WIDTH)
+    made = students.StandaloneHead(whole, model.attentions()[2], shown.rotations)
+    assert students.relative_error(made, teachers[0], shown) < 1e-9
+    errors = [
+        students.relative_error(
+            students.StandaloneHead(
+                students.svd_start(teachers[0], shown, w), model.attentions()[2], shown.rotations
+            ),
+            teachers[0],
+            shown,
+        )
+        for w in (8, 4, 2)
+    ]
+    assert 1e-4 < errors[0] < errors[1] < errors[2] < 1.5
+
+
+def test_fitting_helps_and_never_hurts(model):
+    many = np.random.default_rng(11).integers(4, VOCAB, (64, LENGTH))
+    shown, teachers = _teachers(model, 1, many)
+    teacher = teachers[1]
+    lessons = (
+        students.AttentionInputs(shown.hidden[:56], shown.rotations),
+        students.AttentionInputs(shown.hidden[56:], shown.rotations),
+    )
+    for start in (
+        students.svd_start(teacher, lessons[0], 4),
+        students.random_start(teacher, 4, seed=3),
+    ):
+        begin = students.StandaloneHead(start, teacher.attention, shown.rotations)
+        fit = students.StudentFit(60, 8, (0.003, 0.1), 5)
+        made, rate = students.fit_student(start, teacher, lessons, fit)
+        wild, none = students.fit_student(
+            start, teacher, lessons, students.StudentFit(3, 2, (1e4,), 5)
+        )
+        before = students.relative_error(begin, teacher, lessons[1])
+        assert students.relative_error(made, teacher, lessons[1]) < before
+        assert students.relative_error(wild, teacher, lessons[1]) <= before
+        assert made.spec.qk_dim == made.spec.vo_dim == 4
+        assert rate in fit.rates
+        assert none == 0
+
+
+def test_the_query_heads_of_a_group_add_up_to_it(model, ids):
+    heads, attention = plan_of(model).layers[1], model.attentions()[1]
+    shown, teachers = _teachers(model, 1, ids)
+    weights = attention_weights(attention)
+    for group, teacher in enumerate(teachers):
+        single = heads.heads[group].model_copy(update={"queries": 1})
+        starts = [
+            students.HeadStart(single, head_weights(heads, group, query, weights))
+            for query in range(QUERIES)
+        ]
+        with torch.no_grad():
+            parts = [
+                students.StandaloneHead(s, attention, shown.rotations)(shown.hidden) for s in starts
+            ]
+            assert torch.allclose(sum(parts), teacher(shown.hidden), atol=1e-5)
+        assert not torch.allclose(parts[0], parts[1], atol=1e-2)
+
+
+def test_a_student_in_the_model_is_the_student_alone(model, ids):
+    layer, group = LAYERS - 1, 1
+    attention = model.attentions()[layer]
+    shown, teachers = _teachers(model, layer, ids)
+    one = students.StandaloneHead(
+        students.svd_start(teachers[group], shown, 4), attention, shown.rotations
+    ).requires_grad_(False)
+    with torch.no_grad():
+        others = sum(t(shown.hidden) for j, t in enumerate(teachers) if j != group)
+        full, before = others + teachers[group](shown.hidden), _logits(model, ids)
+    expected = {"student": others + one(shown.hidden), "nothing": others}
+    for name, new in {"student": one, "nothing": None}.items():
+        seen = []
+        with students.replaced_head(attention, teachers[group], new):
+            hook = attention.register_forward_hook(lambda m, a, out, seen=seen: seen.append(out[0]))
+            _logits(model, ids)
+            shorter = _logits(model, ids[:, :-1])
+        hook.remove()
+        assert torch.allclose(seen[0], expected[name], atol=1e-5)
+        assert not torch.allclose(seen[0], full, atol=1e-2)
+        assert torch.allclose(seen[1], expected[name][:, :-1], atol=1e-5)
+        assert shorter.shape[1] == LENGTH - 1
+    assert torch.equal(_logits(model, ids), before)
+
+
+def test_cuts_of_a_third_have_equal_parameters(model, profile):
+    per_group = 42 * WIDTH * (2 + 2 * QUERIES)
+    for kept in (1, 2):
+        cuts = {way: cut_third(model, profile, range(1, 3), way, kept) for way in WAYS}
+        assert set(cuts["width"].layers) == set(cuts["heads"].layers) == {1, 2}
+        assert cuts["heads"].removed == 2 * (GROUPS - kept) * per_group
+        # Widths are whole numbers: never less is cut, and at most one dimension per head more.
+        over = cuts["width"].removed - cuts["heads"].removed
+        assert 0 <= over < 2 * GROUPS * 42 * (1 + QUERIES)
+
+
+def test_the_least_important_head_group_goes(model, profile, ids):
+    importance = group_importance(profile, 0)
+    cut = cut_third(model, profile, range(1), "heads", 2)
+    columns = cut.layers[0][0]["output"].unflatten(1, (GROUPS, -1)).abs().sum((0, 2))
+    assert (columns == 0).tolist() == [j == importance.argmin() for j in range(GROUPS)]
+    # The gate's gradient, by a small change of the gate itself.
+    change, losses = 1e-2, []
+    columns = slice(QUERIES * WIDTH, 2 * QUERIES * WIDTH)  # of head group 1
+    for factor in (1 - change, 1 + change):
+        weights = attention_weights(model.attentions()[0])
+        weights[0]["output"][:, columns] *= factor
+        with replaced(model, {0: weights}):
+            losses.append([window_loss(model, row[None]) for row in ids])
+    slopes = np.subtract(losses[1], losses[0]) / (2 * change) * np.sqrt(LENGTH - 1)
+    assert importance[1] == pytest.approx(np.abs(slopes).mean(), rel=0.03)
+
+
+def test_a_plan_that_cuts_nothing_changes_nothing(model, profile):
+    assert cut_to_plan(model, profile, profile.plan) == {}
+
+
+class _Words:
+    """A tokenizer of single characters."""
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ord(c) for c in text if c != " "]}
+
+
+def test_passages_begin_at_lines_and_depend_on_the_seed():
+    lines = "".join(f"{chr(65 + i % 26)}line\n" for i in range(300))
+    some = (lines, "short", lines.lower())
+    made = random_passages(_Words(), some, (5, 7), seed=1)
+    assert made.shape == (5, 7)
+    assert {int(x) for x in made[:, 1]} == {ord("l")}
+    assert np.array_equal(made, random_passages(_Words(), some, (5, 7), seed=1))
+    assert not np.array_equal(made, random_passages(_Words(), some, (5, 7), seed=2))
+    with pytest.raises(HeadwiseError, match="longer text"):
+        random_passages(_Words(), ("short",), (5, 7), seed=1)
+    with pytest.raises(HeadwiseError, match="more words"):
+        random_passages(_Words(), (" " * 999,), (5, 7), seed=1)
+
+
+def test_random_windows_do_not_overlap():
+    made = random_windows(np.arange(101), 7, 13, seed=2)
+    assert made.shape == (13, 7)
+    assert len(set(made.ravel().tolist())) == 13 * 7
+
+
+def test_random_windows_are_as_many_as_asked_for_or_an_error():
+    assert random_windows(np.arange(101), 7, 14, seed=2).shape == (14, 7)
+    with pytest.raises(ReproduceError, match=r"15 windows of 7 tokens .* the text has 14"):
+        random_windows(np.arange(101), 7, 15, seed=2)
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+def test_robustness_has_windows_to_spare(size):
+    p = robustness.TRAINED[size]
+    text = corpus(p["characters"], p["vocab"])
+    assert p["characters"] <= PROSE  # trained on documentation only
+    assert len(text.held_out) >= 1.1 * p["scored"] * (p["context"] + 1)
+    assert len(text.train) >= 1.1 * p["windows"] * p["context"]
+    assert p["attacked"] <= p["scored"]
+
+
+def test_a_model_that_diverged_is_not_scored(monkeypatch):
+    monkeypatch.setattr(training, "train_on_text", lambda *_: HeldOutCurve((), (), diverged=True))
+    kinds = {t.name: t for t in robustness.trials("quick", (0,))}
+    trained = {t.name: t for t in later_layers.trials("full", (0,))}
+    with pytest.raises(ReproduceError, match="finite"):
+        robustness.run(kinds["planned"])
+    with pytest.raises(ReproduceError, match="finite"):
+        later_layers.run(trained["six layers"])

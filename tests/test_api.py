@@ -1,0 +1,98 @@
+"""The public API alone: what people write after `import headwise as hw`."""
+
+import doctest
+
+import pytest
+
+import headwise as hw
+from tests import tiny
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 41,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with ./model, notes.txt and held-out.txt."""
+    tiny.write_llama(tmp_path, characters=20_000, vocab_size=293, **SIZES)
+    text = (tmp_path / "text.txt").read_text()
+    (tmp_path / "notes.txt").write_text(text)
+    (tmp_path / "held-out.txt").write_text(text[::-1][:3000])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_model_is_cut_through_the_public_api(place):
+    options = {"text": "notes.txt", "tokens": 480, "length": 16}
+    result = hw.compress("model", attn_params="75%", out="small", verify_tokens=64, **options)
+    assert result.cost.attn_params <= 0.75 * result.dense_cost.attn_params
+    assert result.verification.texts[0].ratio > 0
+    profile = hw.profile("model", **options)
+    plan = hw.fit(profile, attn_params="75%", kv_bytes="80%", multiple_of=2)
+    small = hw.cut(profile, plan, out="again")
+    found = hw.verify(small, against="model", text="held-out.txt", max_tokens=64, repeats=2)
+    assert found.size.attn_params.cut == found.size.attn_params.cut_plan
+    assert found.speed.decode.ratio > 0
+    assert hw.load("again").config.model_type == "headwise"
+
+
+def test_a_live_model_is_cut_and_left_as_it_was(place):
+    """As with PEFT: the model and its tokenizer are in hand."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained("model")
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    options = {"text": "notes.txt", "tokens": 480, "length": 16, "attn_params": "75%"}
+    options |= {"verify_tokens": 64}
+    live = hw.compress(model, tokenizer=tokenizer, out="live", **options)
+    files = hw.compress("model", out="files", **options)
+    assert live.verification.texts[0].ratio == pytest.approx(files.verification.texts[0].ratio)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    one, other = hw.load("live").state_dict(), hw.load("files").state_dict()
+    assert all(torch.equal(one[n], other[n]) for n in other)
+
+
+def test_a_recipe_gives_the_same_files_again(place):
+    options = {"text": "notes.txt", "tokens": 480, "length": 16, "attn_params": "75%"}
+    hw.compress("model", out="first", verify=False, **options)
+    hw.run("first/recipe.yaml", out="second")
+    first, second = ({p.name: p for p in (place / n).iterdir()} for n in ("first", "second"))
+    assert first.keys() == second.keys()
+    for name in first.keys() - {"README.md", "report.html", "headwise.json"}:  # they say their name
+        assert first[name].read_bytes() == second[name].read_bytes(), name
+
+
+def test_wrong_arguments_are_one_sentence(place):
+    with pytest.raises(hw.HeadwiseError, match=r"unknown key 'attn_param'.*Did you mean"):
+        hw.compress("model", text="notes.txt", attn_param="75%", out="small")
+    with pytest.raises(hw.HeadwiseError, match="got neither"):
+        hw.compress("model", text="notes.txt", out="small")
+    with pytest.raises(hw.HeadwiseError, match="a fit needs a limit"):
+        hw.fit(hw.profile("model", text="notes.txt", tokens=480, length=16))
+    assert not (place / "small").exists()
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_docstrings_run(place):
+    examples = 0
+    for name in ("compress", "profile", "fit", "cut", "verify", "compare", "run", "load"):
+        for test in doctest.DocTestFinder(recurse=False).find(getattr(hw, name), name):
+            result = doctest.DocTestRunner().run(test)
+            assert result.failed == 0, name
+            examples += result.attempted
+    assert examples >= 16
+
+
+def test_every_public_name_is_there():
+    for name in hw.__all__:
+        assert getattr(hw, name) is not None
+    with pytest.raises(AttributeError):
+        _ = hw.compresss

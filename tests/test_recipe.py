@@ -1,0 +1,86 @@
+"""Recipes: the same options in Python, YAML and on the command line; wrong ones in one sentence."""
+
+import pytest
+
+from headwise.errors import BudgetError, HeadwiseError
+from headwise.recipe import CompressRecipe, ProfileRecipe, read_recipe, write_recipe
+
+FULL = {"model": "m", "text": "notes.txt", "attn_params": "75%", "held_out": "other.txt"}
+
+
+def test_a_recipe_comes_back_from_its_file(tmp_path):
+    recipe = CompressRecipe.of(**FULL, fit=0, granularity="layer")
+    write_recipe(tmp_path, recipe)
+    assert read_recipe(tmp_path / "recipe.yaml") == recipe
+    assert (tmp_path / "recipe.yaml").read_text() == (
+        "format: headwise-recipe/1\n"
+        "verb: compress\n"
+        "attn_params: 75%\n"
+        "granularity: layer\n"
+        "model: m\n"
+        "text: notes.txt\n"
+        "held_out:\n- other.txt\n"
+        "fit: 0\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("txt: notes.txt", "unknown key 'txt' in the top level. Did you mean 'text'?"),
+        ("tokens: many", "tokens: input should be a valid integer"),
+        ("tokens: 0", "tokens: input should be greater than or equal to 1, got 0"),
+        ("granularity: heads", "granularity must be 'head', 'layer' or 'model', got 'heads'"),
+        ("attn_params: 130%", "must be a share above 0% and up to 100%"),
+        ("verb: compres", "Did you mean 'compress'?"),
+        ("verb: [1]", "must name a verb"),
+        ("format: headwise-recipe/9", "got 'headwise-recipe/9'"),
+        ("text: a\ntext: b", "duplicate key 'text'"),
+        ("text: [", "is not valid YAML"),
+        ("model: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+    ],
+)
+def test_wrong_recipes_are_one_sentence(tmp_path, change, message):
+    lines = {"format": "headwise-recipe/1", "verb": "compress", "model": "m"}
+    for line in change.splitlines():
+        lines.pop(line.split(":")[0], None)
+    path = tmp_path / "recipe.yaml"
+    path.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()) + change + "\n")
+    with pytest.raises(HeadwiseError) as caught:
+        read_recipe(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value) or "share above" in message
+    assert "\n" not in str(caught.value)
+
+
+def test_python_options_are_checked_alike():
+    with pytest.raises(
+        HeadwiseError, match=r"unknown key 'attn_param'.*Did you mean 'attn_params'"
+    ):
+        CompressRecipe.of(model="m", attn_param="75%")
+    with pytest.raises(BudgetError, match="must be a share"):
+        CompressRecipe.of(model="m", kv_bytes="0%")
+    assert CompressRecipe.of(model="m", attn_params=1200).budget.attn_params.amount == 1200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "got neither"),
+        ({"attn_params": "75%", "plan": "p.json"}, "got both"),
+        ({"attn_params": "75%", "verify": False, "max_ratio": 1.1}, "--max-ratio needs"),
+        ({"attn_params": "75%", "images": "x", "recover": 5}, "--recover is for models of text"),
+        ({"attn_params": "75%", "images": "x", "held_out": "y"}, "--held-out is for models of te"),
+    ],
+)
+def test_contradictions_are_refused(options, message):
+    with pytest.raises(HeadwiseError, match=message):
+        CompressRecipe.of(model="m", **options).check()
+    CompressRecipe.of(**FULL).check()
+
+
+def test_defaults_are_those_of_the_library():
+    from headwise.profiling.settings import ProfileSettings
+
+    recipe = ProfileRecipe.of(model="m")
+    assert (recipe.tokens, recipe.chunk) == (ProfileSettings().tokens, ProfileSettings().chunk)
