@@ -191,6 +191,19 @@ class Source:
             return "image"
         return "causal" if self.family.causal else "encoder"
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether every token sees those after it, so that none may be asked for the next one."""
+        return self._is_known() and not self.family.causal
+
+    def refuse_seeing_ahead(self, what: str) -> None:
+        """Raise for a model that sees ahead, where `what` needs one that predicts next tokens."""
+        if self.sees_ahead:
+            raise HeadwiseError(
+                f"{what} needs a model that predicts the next token, but {self.name} sees ahead "
+                f"(a {self.stock_config.model_type} model); give a causal model."
+            )
+
     @cached_property
     def plan(self) -> Plan:
         """The model's own plan, or the uniform one of a stock model."""

@@ -41,6 +41,7 @@ def generate(
 
     quiet_transformers()
     source = open_source(model, trust_remote_code=trust_remote_code)
+    source.refuse_seeing_ahead("`headwise generate`")
     written = continuation(
         source.load("causal-lm", device=device),
         source.tokenizer,

@@ -27,19 +27,27 @@ END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB = 4096
 PIECE = 100_000  # characters of a document tokenised together
 AT_ONCE = 32  # pieces handed to the tokenizer at once, which spreads them over the cores
-MIN_VOCAB = 257  # 256 bytes and the end of text
+MASK, PAD, FIRST, LAST = "[MASK]", "[PAD]", "[CLS]", "[SEP]"  # of an encoder's tokenizer
+BYTES = 256  # tokens that every byte-level tokenizer has, beside its special ones
 
 Progress = Callable[[int, int], None]  # characters done, characters in all
 
 
-def trained_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer with at most `vocab_size` tokens, learned from `documents`."""
-    if vocab_size < MIN_VOCAB:
+def trained_tokenizer(
+    documents: Sequence[str], vocab_size: int, *, encoder: bool = False
+) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer with at most `vocab_size` tokens, learned from `documents`.
+
+    An encoder's has a mask, a padding token, and a first and a last token around a text.
+    """
+    special = [PAD, FIRST, LAST, MASK] if encoder else [END_OF_TEXT]
+    least = BYTES + len(special)
+    if vocab_size < least:
         raise HeadwiseError(
-            f"a byte-level tokenizer needs a vocab_size of at least {MIN_VOCAB} (256 bytes and "
-            f"the end of text), got {vocab_size}; raise it, or give --tokenizer."
+            f"a byte-level tokenizer needs a vocab_size of at least {least} ({BYTES} bytes and "
+            f"{', '.join(special)}), got {vocab_size}; raise it, or give --tokenizer."
         )
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
@@ -47,13 +55,28 @@ def trained_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedTo
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator((p for d in documents for p in _pieces(d)), trainer)
+    if not encoder:
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{FIRST} $A {LAST}",
+        pair=f"{FIRST} $A {LAST} $B:1 {LAST}:1",
+        special_tokens=[(token, special.index(token)) for token in (FIRST, LAST)],
+    )
+    # The last token also ends a document, as in RoBERTa.
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        mask_token=MASK,
+        cls_token=FIRST,
+        sep_token=LAST,
+        eos_token=LAST,
     )
 
 

@@ -6,6 +6,9 @@
     3rd              d e f g  → scores g h
     last               e f g h  → scores i
 
+A model that sees ahead reads the token it is asked for; its score would mean nothing, so it is
+refused (`headwise.measure.masked` scores such models).
+
 Every token is scored exactly once. After the first window each has at least window − stride + 1
 tokens before it. The mean is over tokens, never over windows or documents: a short document must
 not weigh as much as a long one.
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
 DEFAULT_WINDOW = 1024
+SEES_NOTHING = 1e-4  # of the largest logit: rounding, where the next token is hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ def likelihood(
     stride = window // 2 or 1 if stride is None else stride
     check_windows(stream, window, stride)
     check_vocabulary(model, stream)
+    refuse_seeing_ahead(model, stream)
     total, done, n_tokens = 0.0, 0, len(stream) - 1
     for group in batched_windows(
         sliding_windows(n_tokens, window, stride), windows_at_once(model, window)
@@ -113,6 +118,23 @@ def likelihood(
             "are broken or overflow in this number format."
         )
     return Likelihood(nll_sum=total, tokens=n_tokens, window=window, stride=stride)
+
+
+def refuse_seeing_ahead(model: PreTrainedModel, stream: Integer[np.ndarray, " n"]) -> None:
+    """Raise if the prediction after the first token depends on the second, the one to predict."""
+    import torch
+
+    first, second = int(stream[0]), int(stream[1])
+    another = second - 1 if second else second + 1
+    pair = [torch.tensor([[first, token]], device=model.device) for token in (second, another)]
+    with torch.inference_mode():
+        one, other = (model(input_ids=ids, use_cache=False).logits[0, 0].float() for ids in pair)
+    if not float((one - other).abs().max()) <= SEES_NOTHING * float(one.abs().max() + 1e-30):
+        raise HeadwiseError(
+            "this model sees ahead: its prediction of the next token changes with that token, so a "
+            "next-token score would mean nothing; score an encoder by its masked tokens with "
+            "`headwise eval`, or by its embeddings with `headwise verify`."
+        )
 
 
 def start_token(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -146,7 +146,10 @@ def training_page(run: TrainingRun) -> Page:
     """How a training run went, its plan, and what the model writes."""
     record, text = run.record, run.record.inputs.text
     source = shown_source(text.source)
-    lead = f"Trained on {run.details.text.train_tokens:,} tokens of {source}; {record.status}."
+    lead = (
+        f"Trained on {run.details.text.train_tokens:,} tokens of {source} to predict "
+        f"{run.details.objective}; {record.status}."
+    )
     sections = [
         Section("How it went", [Cards(list(_training_headline(run)))]),
         *warnings_section(list(_training_warnings(run))),
@@ -182,10 +185,12 @@ def _training_headline(run: TrainingRun) -> Iterator[Card]:
     if not run.rows:
         return
     held = [row for row in run.rows if row.held_out_loss is not None]
+    unit = "nats per token" if run.details.masking is None else "nats per masked token"
     if held:
-        yield Card("Held-out loss", f"{held[-1].held_out_loss:.3f}", f"at step {held[-1].step}")
+        beside = f"{unit}, at step {held[-1].step}"
+        yield Card("Held-out loss", f"{held[-1].held_out_loss:.3f}", beside)
     last = run.rows[-1]
-    yield Card("Training loss", f"{last.loss:.3f}", f"at step {last.step}")
+    yield Card("Training loss", f"{last.loss:.3f}", f"{unit}, at step {last.step}")
     yield Card("Tokens seen", f"{last.tokens:,}", f"{last.tokens_per_second:,.0f} tokens/s")
 
 

@@ -82,8 +82,8 @@ def read_report_source(
 
 
 def with_samples(run: TrainingRun) -> TrainingRun:
-    """The run with what its finished model writes; without a model, as it is."""
-    if not (run.folder / "model").is_dir():
+    """The run with what its finished model writes; as it is without one, or if it sees ahead."""
+    if not (run.folder / "model").is_dir() or not run.plan.shape.causal:
         return run
     from headwise.measure.generation import continuation
     from headwise.source import open_source

@@ -1,5 +1,7 @@
 """What is trained on: windows of a token stream, and the loss of a model on them.
 
+A causal model predicts the token after each one; a model that sees ahead, masked tokens.
+
 An epoch cuts the stream into windows of `context` predictions, from a shifted start, and deals
 them in a shuffled order; both depend only on the seed and the epoch. A batch is therefore a pure
 function of (seed, step): a resumed run needs no sampler state, and every process of a
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from headwise.data.masking import IGNORED, Masking
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -90,6 +93,58 @@ def window_batch(
     return {"input_ids": whole[:, :-1], "labels": whole[:, 1:]}
 
 
+class MaskedBatches:
+    """Called with a step, gives its global batch: windows with masked tokens, and their labels."""
+
+    def __init__(
+        self,
+        tokens: Integer[np.ndarray, " n"],
+        masking: Masking,
+        *,
+        context: int,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        inside = masking.inside(context)
+        self.text = WindowBatches(tokens, context=inside, batch_size=batch_size, seed=seed)
+        self.masking, self.seed = masking, seed
+
+    def __call__(self, step: int) -> Batch:
+        """The global batch of a step; a window that comes again is masked anew."""
+        batch = self.text(step)
+        # The 1 keeps these draws apart from those of the windows' order.
+        return masked_batch(
+            batch,
+            self.masking,
+            [(self.seed, 1, step, row) for row in range(len(batch["input_ids"]))],
+        )
+
+
+def masked_held_out(
+    tokens: Integer[np.ndarray, " n"],
+    masking: Masking,
+    *,
+    context: int,
+    batch_size: int,
+    most: int,
+) -> tuple[Batch, ...]:
+    """Held-out windows, masked alike at every validation and in every run."""
+    inside = masking.inside(context)
+    found = held_out_batches(tokens, context=inside, batch_size=batch_size, most=most)
+    return tuple(
+        masked_batch(batch, masking, [(i, row) for row in range(len(batch["input_ids"]))])
+        for i, batch in enumerate(found)
+    )
+
+
+def masked_batch(batch: Batch, masking: Masking, seeds: Sequence[Sequence[int]]) -> Batch:
+    """The windows of a batch, masked, with the tokens to be predicted as labels."""
+    import torch
+
+    shown, labels = masking.windows(batch["input_ids"].numpy(), seeds)
+    return {"input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
+
+
 class Loss(Protocol):
     """A mean over the batch's tokens, and further scalars to record."""
 
@@ -104,3 +159,11 @@ def next_token_loss(model: nn.Module, batch: Batch, /) -> tuple[Tensor, Mapping[
 
     logits = model(input_ids=batch["input_ids"], use_cache=False).logits
     return cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten()), {}
+
+
+def masked_token_loss(model: nn.Module, batch: Batch, /) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Cross-entropy of the masked tokens; every window has equally many."""
+    from torch.nn.functional import cross_entropy
+
+    logits = model(input_ids=batch["input_ids"]).logits.float().flatten(0, 1)
+    return cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORED), {}

@@ -141,6 +141,7 @@ def _task(
     if folder is None or not (folder / CUT_RECORD).is_file():
         came = ", ".join(model.config.architectures or ["another model"])
         raise HeadwiseError(f"{cut} must be a model that headwise cut, got {came}.")
+    model.refuse_seeing_ahead("a recovery")
     text = text if isinstance(text, Text) else read_source(text)
     resolved = (settings or RecoverSettings()).on_this_machine()
     inputs = {

@@ -108,7 +108,7 @@ class TrainSettings:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens predicted in one optimizer step."""
+        """Tokens read in one optimizer step."""
         assert self.context is not None
         return self.batch_size * self.context
 

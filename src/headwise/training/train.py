@@ -6,7 +6,11 @@ RUN/run.json          settings, text, versions, command, status
     tokens/           the token streams: train.npy, held-out.npy
     metrics.jsonl     one row per step
     checkpoints/      step-00000100/ …, the newest few
-    model/            the finished model, for AutoModelForCausalLM
+    model/            the finished model, for AutoModelForCausalLM or, of an encoder,
+                      AutoModelForMaskedLM
+
+A causal plan learns to predict the next token. A plan of an encoder sees ahead and would read the
+answer, so it learns to predict masked tokens (`headwise.data.masking`).
 
 The text is read, split, tokenised and stored as tokens once; resuming needs neither the text nor
 the plan again. A run that was killed, even in its first writes, ends in the same files.
@@ -17,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +30,7 @@ import numpy as np
 from pydantic import Field, JsonValue
 
 from headwise.artifacts import atomic_folder, sha256, write_text
+from headwise.data.masking import Masking, masking_of
 from headwise.data.split import held_out_split
 from headwise.data.text import Text, read_source
 from headwise.data.tokens import DEFAULT_VOCAB, load_tokenizer, token_stream, trained_tokenizer
@@ -34,7 +39,15 @@ from headwise.plan import Origin, Plan
 from headwise.progress import Progress, silent
 from headwise.records import Frozen, parse_value, read_file
 from headwise.runs import RUN, Status, read_run, resume_in_place, update_run
-from headwise.training.batches import WindowBatches, held_out_batches, next_token_loss
+from headwise.training.batches import (
+    Batch,
+    MaskedBatches,
+    WindowBatches,
+    held_out_batches,
+    masked_held_out,
+    masked_token_loss,
+    next_token_loss,
+)
 from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
 from headwise.training.loop import (
     DivergenceError,
@@ -51,6 +64,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KIND = "train"
+IMAGE_FAMILIES = ("vit",)
 STREAMS = ("train.npy", "held-out.npy")
 _ADVICE = "start again with --force, or give another folder"
 
@@ -96,8 +110,14 @@ class TrainDetails(Frozen):
     text: TextDetails
     special_tokens: dict[str, int | None]
     tokens_sha256: dict[str, str]
+    masking: Masking | None = None  # of a model that sees ahead
     last: StepRecord | None = None  # the newest step, when the run has ended
     reason: str | None = None  # why it diverged
+
+    @property
+    def objective(self) -> str:
+        """What the loss is the loss of."""
+        return "the next token" if self.masking is None else "masked tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +158,11 @@ def train(
     Under torchrun all processes call this, and all get the result.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
+    if plan.shape.family in IMAGE_FAMILIES:
+        raise HeadwiseError(
+            f"a {plan.shape.family} model reads images and cannot be trained on a text; give the "
+            "plan of a text model."
+        )
     text = text if isinstance(text, Text) else read_source(text, max_chars)
     resolved = (settings or TrainSettings()).on_this_machine(plan.shape.context)
     inputs = TrainInputs(
@@ -313,7 +338,8 @@ def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetail
         progress("tokenising (characters)", done, total)
 
     streams = [token_stream(tokenizer, part, tell) for part in (split.train, split.held_out)]
-    _batches(streams[0], settings)  # long enough?
+    masking = None if plan.shape.causal else masking_of(tokenizer, plan.shape.vocab_size)
+    _batches(streams[0], settings, masking)  # long enough?
     tokens = special_tokens(tokenizer)
     built.append(_build(plan, tokens, settings))
     with atomic_folder(folder.tokenizer, force=True, inside=True) as path:
@@ -333,6 +359,7 @@ def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetail
         ),
         special_tokens=tokens,
         tokens_sha256={name: sha256(folder.tokens / name) for name in STREAMS},
+        masking=masking,
     )
 
 
@@ -371,17 +398,22 @@ def _job(
     if model is None:
         model = _build(read_plan(folder.plan), details.special_tokens, settings)
     train_tokens, held_out = (np.load(folder.tokens / name, mmap_mode="r") for name in STREAMS)
+    masking, sizes = (
+        details.masking,
+        {
+            "context": settings.context,
+            "batch_size": max(1, settings.batch_size // settings.accumulate),
+            "most": settings.eval_windows,
+        },
+    )
     return TrainingJob(
         model=model,
-        loss=next_token_loss,
-        batches=_batches(train_tokens, settings),
+        loss=next_token_loss if masking is None else masked_token_loss,
+        batches=_batches(train_tokens, settings, masking),
         settings=settings,
-        held_out=held_out_batches(
-            held_out,
-            context=settings.context,
-            batch_size=max(1, settings.batch_size // settings.accumulate),
-            most=settings.eval_windows,
-        ),
+        held_out=held_out_batches(held_out, **sizes)
+        if masking is None
+        else masked_held_out(held_out, masking, **sizes),
     )
 
 
@@ -427,18 +459,22 @@ def _save_model(model: Any, folder: RunFolder) -> None:
             shutil.copyfile(file, temporary / file.name)
 
 
-def _batches(tokens: np.ndarray, settings: TrainSettings) -> WindowBatches:
+def _batches(
+    tokens: np.ndarray, settings: TrainSettings, masking: Masking | None
+) -> Callable[[int], Batch]:
     assert settings.context is not None
-    return WindowBatches(
-        tokens, context=settings.context, batch_size=settings.batch_size, seed=settings.seed
-    )
+    sizes = {"context": settings.context, "batch_size": settings.batch_size, "seed": settings.seed}
+    if masking is None:
+        return WindowBatches(tokens, **sizes)
+    return MaskedBatches(tokens, masking, **sizes)
 
 
 def _build(plan: Plan, tokens: dict[str, int | None], settings: TrainSettings) -> Any:
     """The plan's model with these special tokens, randomly initialised from the seed."""
     from headwise.models.build import build_model
 
-    return build_model(plan, overrides=tokens, seed=settings.seed)
+    task = "causal-lm" if plan.shape.causal else "masked-lm"
+    return build_model(plan, task=task, overrides=tokens, seed=settings.seed)
 
 
 def fitted_tokenizer(
@@ -453,7 +489,7 @@ def fitted_tokenizer(
         )
     if asked.source is None:
         size = planned or wanted or DEFAULT_VOCAB
-        tokenizer = trained_tokenizer(documents, size)
+        tokenizer = trained_tokenizer(documents, size, encoder=not plan.shape.causal)
     else:
         tokenizer = load_tokenizer(asked.source)
         size = planned or wanted or len(tokenizer)
