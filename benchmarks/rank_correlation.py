@@ -24,12 +24,12 @@ from typing import Any
 from scipy.stats import spearmanr
 from transformers.initialization import no_init_weights
 
-from headwise.cutting.cut import cut_weights
+from headwise.cutting.cut import cut_projections
 from headwise.data.split import held_out_split
 from headwise.data.text import Text, read_source
 from headwise.measure.comparison import embedding_cosines, text_comparison
 from headwise.measure.likelihood import scored_stream
-from headwise.models.attention_headwise import PROJECTIONS
+from headwise.models.backbones_headwise import projections_of
 from headwise.models.build import headwise_config, load_around, load_projections
 from headwise.plan import Budget, Limit, Plan
 from headwise.planning.cost import cost
@@ -75,10 +75,7 @@ def cut_model(dense: Any, profile: Profile, plan: Plan) -> Any:
         model = type(dense)._from_config(config, dtype=dense.dtype)
     load_around(model, dense)
     for i, (narrow, whole) in enumerate(zip(model.attentions(), dense.attentions(), strict=True)):
-        modules = {side: getattr(whole, name) for side, name in PROJECTIONS.items()}
-        matrices = {side: m.weight.detach() for side, m in modules.items()}
-        biases = {s: m.bias.detach() for s, m in modules.items() if m.bias is not None}
-        load_projections(narrow, cut_weights(profile, plan, i, (matrices, biases)))
+        load_projections(narrow, cut_projections(profile, plan, i, projections_of(whole)))
     return model.eval()
 
 

@@ -60,6 +60,38 @@ def test_a_live_model_is_cut_and_left_as_it_was(place):
     assert all(torch.equal(one[n], other[n]) for n in other)
 
 
+def test_a_compared_live_model_is_never_written_to(place):
+    """The rivals' cuts are measured in other tensors: the user's model is whole at every moment."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained("model").train()
+    before = {n: (t, t.clone()) for n, t in model.state_dict().items()}
+    how = {n: p.requires_grad for n, p in model.named_parameters()}
+    config, looked = model.config.to_dict(), []
+
+    def whole(stage, done, total):
+        state = model.state_dict()
+        assert state.keys() == before.keys()
+        for name, (own, value) in before.items():
+            assert state[name].data_ptr() == own.data_ptr()
+            assert torch.equal(state[name], value), f"{name} while {stage}"
+        looked.append(stage)
+
+    options = {"text": "notes.txt", "tokens": 480, "length": 16, "multiple_of": 2}
+    options |= {"attn_params": "60%", "verify_tokens": 64, "progress": whole}
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    found = hw.compare(model, tokenizer=tokenizer, out="compared", **options)
+    whole("at the end", 1, 1)
+    assert {n: p.requires_grad for n, p in model.named_parameters()} == how
+    assert model.training
+    assert model.config.to_dict() == config
+    # The model was looked at while every rival's cut was scored.
+    assert len({cell.texts[0].nll for cell in found.measured}) >= 5
+    for cell in found.measured:
+        assert any(f"{cell.method} at 60%: scoring" in stage for stage in looked)
+
+
 def test_a_recipe_gives_the_same_files_again(place):
     options = {"text": "notes.txt", "tokens": 480, "length": 16, "attn_params": "75%"}
     hw.compress("model", out="first", verify=False, **options)

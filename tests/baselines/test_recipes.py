@@ -14,11 +14,12 @@ from headwise.baselines.bench import RIVALS
 from headwise.baselines.by_weights import clover, magnitude
 from headwise.baselines.heads import head_pruning, head_scores, kept_heads, layer_params
 from headwise.baselines.measured import Wanted, measurements
-from headwise.baselines.parts import Subject, attention_weights, groups_of, joined
+from headwise.baselines.parts import Subject, groups_of, joined
 from headwise.baselines.svd_llm import svd_llm, truncated
 from headwise.baselines.whitened import uniform
 from headwise.errors import BudgetError
-from headwise.models.build import convert, load_projections
+from headwise.models.backbones_headwise import Projection, projections_of
+from headwise.models.build import convert, load_projections, replaced_projections
 from headwise.planning.cost import cost
 from tests.tolerances import FELT, IDENTITY, difference
 
@@ -34,8 +35,8 @@ class Seen:
         attentions = self.model.attentions()
         tied = any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions)
         found = measurements(self.model, torch.from_numpy(dense.profile.ids), Wanted(), batch=4)
-        weights = tuple(attention_weights(a) for a in attentions)
-        self.subject = Subject(dense.profile, weights, found, tied)
+        own = tuple(projections_of(a).map(torch.clone) for a in attentions)
+        self.subject = Subject(dense.profile, own, found, tied)
         self.plan = dense.profile.plan
         self.full = cost(self.plan).attn_params
 
@@ -67,13 +68,13 @@ def recounted(method: str, seen: Seen, layers) -> int:
     """Parameters that the folded form of these effective weights needs, by their ranks."""
     total = 0
     d = seen.plan.shape.d_model
-    for plan, (matrices, biases) in zip(seen.plan.layers, layers, strict=True):
+    for plan, cut in zip(seen.plan.layers, layers, strict=True):
         if method == "svd-llm":
-            total += sum(rank(w) * sum(w.shape) for w in matrices.values())
-            total += sum(b.numel() for b in biases.values())
+            total += sum(rank(p.weight) * sum(p.weight.shape) for _, p in cut.items())
+            total += sum(p.bias.numel() for _, p in cut.items() if p.bias is not None)
             continue
-        total += d * ("output" in biases)
-        for group in groups_of(plan, (matrices, biases)):
+        total += d * cut.has_bias("output")
+        for group in groups_of(plan, cut):
             read = np.abs(group.output).max((1, 2)) > 0
             if method == "head-pruning":
                 qk = rows = len(group.key)
@@ -81,13 +82,13 @@ def recounted(method: str, seen: Seen, layers) -> int:
             else:
                 queries = len(group.query)
                 # A value bias that an output bias takes up adds no direction of its own.
-                vo = rank(group.value[:, :-1] if "output" in biases else group.value)
+                vo = rank(group.value[:, :-1] if cut.has_bias("output") else group.value)
                 heads = [q.T @ group.key for q in group.query]
                 qk = rows = rank(np.concatenate(heads))
             alive = int(queries > 0)
             total += d * (queries * qk + alive * qk + alive * vo + queries * vo)
-            total += queries * rows * ("query" in biases) + alive * rows * ("key" in biases)
-            total += alive * vo * ("value" in biases)
+            total += queries * rows * cut.has_bias("query") + alive * rows * cut.has_bias("key")
+            total += alive * vo * cut.has_bias("value")
     return total
 
 
@@ -110,8 +111,8 @@ def test_counted_parameters_are_those_of_the_ranks(seen, name, method):
     assert 0.6 * found.full < cut.attn_params <= amount
     assert recounted(method, found, cut.layers) == cut.attn_params
     # The recount can fail: the dense weights are larger.
-    assert recounted(method, found, found.subject.weights) > amount
-    before, after = found.outputs(found.subject.weights), found.outputs(cut.layers)
+    assert recounted(method, found, found.subject.dense) > amount
+    before, after = found.outputs(found.subject.dense), found.outputs(cut.layers)
     assert difference(after, before) > FELT
 
 
@@ -126,9 +127,9 @@ def test_other_families_are_cut_within_the_budget(seen, name, method):
     whole = found.dense.profile.record.qk_whole
     assert whole == (name in ("qwen3", "olmo2"))  # their queries and keys are normed
     if whole and method not in ("svd-llm", "head-pruning"):
-        for one, other in zip(cut.layers, found.subject.weights, strict=True):
-            assert torch.equal(one[0]["query"], other[0]["query"])
-            assert torch.equal(one[0]["key"], other[0]["key"])
+        for one, other in zip(cut.layers, found.subject.dense, strict=True):
+            assert torch.equal(one["query"].weight, other["query"].weight)
+            assert torch.equal(one["key"].weight, other["key"].weight)
 
 
 @pytest.mark.parametrize("method", RIVALS)
@@ -141,7 +142,7 @@ def test_moments_and_gates_are_those_of_the_model(seen):
     found = seen("llama")
     ids = torch.from_numpy(found.dense.profile.ids)
     inputs = []
-    found.outputs(found.subject.weights)
+    found.outputs(found.subject.dense)
     attention = found.model.attentions()[1]
     handle = attention.q_proj.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
     with torch.no_grad():
@@ -153,14 +154,12 @@ def test_moments_and_gates_are_those_of_the_model(seen):
 
     def loss(gate: float) -> torch.Tensor:
         """The loss of every sequence, the fourth query head of layer 1 multiplied by `gate`."""
-        layers = [(dict(w), b) for w, b in found.subject.weights]
-        W_O = layers[1][0]["output"].double().clone()
+        layers = dict(enumerate(found.subject.dense))
+        W_O = layers[1]["output"].weight.double().clone()
         W_O[:, 30:40] *= gate
-        layers[1][0]["output"] = W_O
+        layers[1] = layers[1].replaced(output=Projection(W_O, layers[1]["output"].bias))
         model = copy.deepcopy(found.model).double()
-        for one, weights in zip(model.attentions(), layers, strict=True):
-            load_projections(one, weights)
-        with torch.no_grad():
+        with replaced_projections(model, layers), torch.no_grad():
             logs = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
         return -logs.gather(-1, ids[:, 1:, None]).sum((1, 2))
 
@@ -171,7 +170,7 @@ def test_moments_and_gates_are_those_of_the_model(seen):
 
 def test_only_what_is_wanted_is_measured(seen):
     found = seen("gpt2")
-    found.outputs(found.subject.weights)
+    found.outputs(found.subject.dense)
     ids = torch.from_numpy(found.dense.profile.ids)
     moments = measurements(found.model, ids, Wanted(gates=False))
     assert set(moments) == {f"{i}.{n}" for i in range(3) for n in ("input", "mixed")}
@@ -205,9 +204,8 @@ def test_svd_llm_is_the_best_of_its_rank_in_its_metric():
 def test_svd_llm_cuts_every_matrix_by_the_same_share(seen):
     found = seen("llama")
     cut = svd_llm(found.subject, round(0.6 * found.full))
-    shares = {
-        rank(w) * sum(w.shape) / w.numel() for matrices, _ in cut.layers for w in matrices.values()
-    }
+    weights = [p.weight for layer in cut.layers for _, p in layer.items()]
+    shares = {rank(w) * sum(w.shape) / w.numel() for w in weights}
     assert max(shares) <= 0.61
     assert max(shares) - min(shares) < 0.1  # whole ranks
 
@@ -215,7 +213,7 @@ def test_svd_llm_cuts_every_matrix_by_the_same_share(seen):
 def test_clover_truncates_the_products(seen):
     found = seen("llama")
     cut = clover(found.subject, round(0.7 * found.full))
-    pairs = zip(found.subject.weights, cut.layers, found.plan.layers, strict=True)
+    pairs = zip(found.subject.dense, cut.layers, found.plan.layers, strict=True)
     for dense, made, layer in pairs:
         for whole, narrow in zip(groups_of(layer, dense), groups_of(layer, made), strict=True):
             product = whole.stacked_output @ whole.value
@@ -229,7 +227,7 @@ def test_clover_truncates_the_products(seen):
 def test_clover_keeps_value_biases_where_the_output_has_one(seen):
     found = seen("gpt2")
     for (_, before), (_, after) in zip(
-        found.subject.weights,
+        found.subject.dense,
         clover(found.subject, round(0.7 * found.full)).layers,
         strict=True,
     ):
@@ -250,7 +248,7 @@ def test_rotary_planes_are_dropped_whole_and_the_weakest_first(seen):
         assert dropped
     cut = clover(found.subject, round(0.6 * found.full))
     for layer, dense, weights in zip(
-        found.plan.layers, found.subject.weights, cut.layers, strict=True
+        found.plan.layers, found.subject.dense, cut.layers, strict=True
     ):
         for whole, group in zip(groups_of(layer, dense), groups_of(layer, weights), strict=True):
             norms = np.square(whole.query).sum((0, 2)), np.square(whole.key).sum(1)
@@ -265,7 +263,7 @@ def test_magnitude_keeps_the_most_squared_weight(seen):
     cut = magnitude(found.subject, round(0.7 * found.full))
     kept, gone = [], []
     for layer, dense, weights in zip(
-        found.plan.layers, found.subject.weights, cut.layers, strict=True
+        found.plan.layers, found.subject.dense, cut.layers, strict=True
     ):
         for whole, group in zip(groups_of(layer, dense), groups_of(layer, weights), strict=True):
             mass = np.square(whole.value).sum(1) + np.square(whole.output).sum((0, 1))
@@ -288,7 +286,7 @@ def test_uniform_widths_are_uniform_and_whitened_directions_beat_clover(seen):
             for group in groups_of(layer, weights)
         }
         assert len(ranks) == 1
-        layer, dense = found.plan.layers[0], found.subject.weights[0]
+        layer, dense = found.plan.layers[0], found.subject.dense[0]
         groups = groups_of(layer, dense), groups_of(layer, cut.layers[0])
         C = found.dense.profile.get(0, "z_moment")
         mean = found.dense.profile.get(0, "z_mean")
@@ -350,7 +348,7 @@ def test_pruned_heads_are_the_ones_of_least_gradient(seen):
         [not np.array_equal(a.output, b.output) for a, b in zip(*pair, strict=True)]
         for pair in (
             (groups_of(layer, x), groups_of(layer, y))
-            for layer, x, y in zip(found.plan.layers, subject.weights, cut.layers, strict=True)
+            for layer, x, y in zip(found.plan.layers, subject.dense, cut.layers, strict=True)
         )
     ]
     assert changed == [[False, True, False], [False] * 3, [False] * 3]
@@ -359,7 +357,7 @@ def test_pruned_heads_are_the_ones_of_least_gradient(seen):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
 def test_layers_come_apart_and_together_unchanged(seen, name):
     found = seen(name)
-    for layer, weights in zip(found.plan.layers, found.subject.weights, strict=True):
+    for layer, weights in zip(found.plan.layers, found.subject.dense, strict=True):
         again = joined(groups_of(layer, weights), weights)
         for one, other in zip(weights, again, strict=True):
             assert one.keys() == other.keys()

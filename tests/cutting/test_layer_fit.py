@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.cutting.cut import cut_weights
+from headwise.cutting.cut import cut_projections
 from headwise.cutting.layer_fit import FitSchedule, fit_layer, fit_schedule
 from headwise.cutting.layer_task import (
     LayerBatches,
@@ -28,6 +28,7 @@ from headwise.cutting.refit import (
 from headwise.cutting.run import CutRequest, cut_model
 from headwise.cutting.sequential import calibration_batches, held_aside
 from headwise.cutting.settings import CutSettings
+from headwise.models.backbones_headwise import Projection
 from headwise.source import open_source
 
 PLACE = 1
@@ -42,8 +43,8 @@ class Bench:
         stream = open_source(dense.path).layers(
             [{"input_ids": r} for r in rows], dtype=torch.float32
         )
-        weights = stream.weights(stream.load(PLACE))
-        whole = stream.planned(PLACE, dense.profile.plan.layers[PLACE], weights)
+        stock = stream.projections(stream.load(PLACE))
+        whole = stream.planned(PLACE, dense.profile.plan.layers[PLACE], stock)
         with torch.no_grad():
             attended, after = attention_and_layer_outputs(stream, whole, PLACE, stream.first)
         # What the layers before have lost is something that this attention can give.
@@ -51,7 +52,7 @@ class Bench:
         plan = dense.plan(0.6)
         made = LayerBatches(arriving, stream.first, attended, after, tuple(held_aside(batches)))
         self.task = LayerTask(stream, PLACE, plan.layers[PLACE], made)
-        self.cut = cut_weights(dense.profile, plan, PLACE, weights)
+        self.cut = cut_projections(dense.profile, plan, PLACE, stock)
 
     def fit(self, schedule):
         return fit_layer(self.task, self.cut, schedule)
@@ -63,9 +64,9 @@ def test_a_fit_lowers_the_error_on_batches_held_aside(subject, name):
     made, seen = bench.fit(FitSchedule(60, 0.03))
     assert made is not None
     assert seen.unseen_error.after < 0.97 * seen.unseen_error.before
-    before = bench.cut[0]
-    assert {s: w.shape for s, w in made[0].items()} == {s: w.shape for s, w in before.items()}
-    assert all(not torch.equal(made[0][side], w) for side, w in before.items())
+    before, after = bench.cut.tensors(), made.tensors()
+    assert {n: t.shape for n, t in after.items()} == {n: t.shape for n, t in before.items()}
+    assert all(not torch.equal(made[side].weight, p.weight) for side, p in bench.cut.items())
 
 
 def test_a_fit_that_runs_away_is_thrown_away(subject, monkeypatch):
@@ -85,7 +86,7 @@ def test_the_first_rate_that_pays_is_taken(subject, monkeypatch):
 
     (made, seen), (alone, _) = at(30.0, 0.03, 0.02), at(0.03)
     assert seen.rate == 0.03
-    assert all(torch.equal(made[0][side], alone[0][side]) for side in made[0])
+    assert all(torch.equal(t, alone.tensors()[n]) for n, t in made.tensors().items())
 
 
 def test_steps_are_shorter_where_little_is_log1p_relative_error():
@@ -101,7 +102,7 @@ def test_a_fit_depends_on_its_seed_only(subject):
 
     def once(seed):
         made, _ = bench.fit(FitSchedule(5, 0.02, seed))
-        return made[0]["query"]
+        return made["query"].weight
 
     assert torch.equal(once(1), once(1))
     assert not torch.equal(once(1), once(2))
@@ -207,8 +208,8 @@ def test_the_ridge_is_the_one_that_serves_unseen_tokens():
 
     start = torch.randn(7, 11, generator=rng, dtype=torch.float64)
     true = start + 0.1 * torch.randn(7, 11, generator=rng, dtype=torch.float64)
-    few = best_ridge(sums(23, 1.0), sums(997, 1.0), (start, None))
-    many = best_ridge(sums(4001, 1.0), sums(997, 1.0), (start, None))
+    few = best_ridge(sums(23, 1.0), sums(997, 1.0), Projection(start))
+    many = best_ridge(sums(4001, 1.0), sums(997, 1.0), Projection(start))
     assert few > many
     assert {few, many} <= set(RIDGES)
 
@@ -220,13 +221,12 @@ def test_sums_add_up():
     whole.add(z, y)
     first.add(z[:11], y[:11])
     second.add(z[11:], y[11:])
-    start = torch.randn(3, 5, generator=rng), torch.randn(3, generator=rng)
-    for a, b in zip(
-        whole.solution(*start, 0.1), (first + second).solution(*start, 0.1), strict=True
-    ):
-        torch.testing.assert_close(a, b)
+    start = Projection(torch.randn(3, 5, generator=rng), torch.randn(3, generator=rng))
+    one, other = whole.solution(start, 0.1), (first + second).solution(start, 0.1)
+    torch.testing.assert_close(one.weight, other.weight)
+    torch.testing.assert_close(one.bias, other.bias)
     empty = OutputRegression(with_bias=True)
-    assert (empty + whole).error(*start) == whole.error(*start) == (whole + empty).error(*start)
+    assert (empty + whole).error(start) == whole.error(start) == (whole + empty).error(start)
 
 
 def test_a_direction_that_never_occurred_stays_where_it_was():
@@ -236,7 +236,7 @@ def test_a_direction_that_never_occurred_stays_where_it_was():
     regression = OutputRegression(with_bias=False)
     regression.add(z, torch.randn(29, 3, generator=rng))
     start = torch.randn(3, 5, generator=rng)
-    W_O, _ = regression.solution(start, None, 0.0)
+    W_O = regression.solution(Projection(start), 0.0).weight
     torch.testing.assert_close(W_O[:, 2], start[:, 2])
     assert not torch.allclose(W_O[:, 1], start[:, 1])
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headwise.errors import HeadwiseError, PlanError
+from headwise.models.backbones_headwise import projections_of, stock_projections
 from headwise.models.build import convert, plan_of
 from headwise.source import open_source
 from tests import tiny
@@ -96,33 +97,21 @@ def test_planned_layers_run_in_the_stream(any_family, tmp_path):
     hidden = stream.first[0]
     layers = zip(plan_of(model).layers, model.attentions(), strict=True)
     for i, (plan, attention) in enumerate(layers):
-        layer = stream.planned(i, plan, _projections(attention))
+        layer = stream.planned(i, plan, projections_of(attention))
         hidden = stream.run(layer, i, hidden)
     with torch.no_grad():
         expected = model(**batch).logits
     torch.testing.assert_close(stream.outputs(hidden).logits, expected)
 
 
-def _projections(attention):
-    from headwise.models.attention_headwise import PROJECTIONS
-
-    modules = {side: getattr(attention, name) for side, name in PROJECTIONS.items()}
-    return (
-        {side: m.weight.detach() for side, m in modules.items()},
-        {side: m.bias.detach() for side, m in modules.items() if m.bias is not None},
-    )
-
-
 def test_projections_of_a_stock_layer_are_the_whole_models(any_family, tmp_path):
-    from headwise.models.backbones_headwise import stock_weights
-
     whole, source = _saved(any_family, tmp_path)
     stream = source.layers([], task=tiny.task_of(any_family))
-    for i, (matrices, biases) in enumerate(stock_weights(whole)):
-        found = stream.weights(stream.load(i))
-        for expected, got in zip((matrices, biases), found, strict=True):
-            assert expected.keys() == got.keys()
-            assert all(torch.equal(expected[side], got[side]) for side in expected)
+    for i, projections in enumerate(stock_projections(whole)):
+        expected, got = projections.tensors(), stream.projections(stream.load(i)).tensors()
+        assert expected.keys() == got.keys()
+        assert len(expected) >= 4
+        assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
 def test_a_base_model_without_its_prefix_is_found(tmp_path):

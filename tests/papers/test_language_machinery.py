@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.baselines.parts import attention_weights
 from headwise.errors import HeadwiseError
-from headwise.models.build import convert, plan_of
+from headwise.models.backbones_headwise import projections_of
+from headwise.models.build import convert, plan_of, replaced_projections
 from headwise.models.slicing import sliced
 from headwise.papers.claims.allocation import (
     later_layers,
@@ -24,10 +24,9 @@ from headwise.papers.tasks.cuts import (
     cut_third,
     cut_to_plan,
     group_importance,
-    group_weights,
-    head_weights,
+    group_projections,
+    head_projections,
     profile_windows,
-    replaced,
     widened,
     without_groups,
 )
@@ -116,11 +115,11 @@ def test_narrow_heads_in_the_dense_shape_are_the_sliced_model(model, ids):
     narrow = sliced(model, kept)
     dense, plan = plan_of(model), plan_of(narrow)
     layers = {
-        i: widened(dense.layers[i], plan.layers[i], attention_weights(a))
+        i: widened(dense.layers[i], plan.layers[i], projections_of(a))
         for i, a in enumerate(narrow.attentions())
     }
     before, expected = _logits(model, ids), _logits(narrow, ids)
-    with replaced(model, layers):
+    with replaced_projections(model, layers):
         assert torch.allclose(_logits(model, ids), expected, atol=1e-5)
     assert torch.equal(_logits(model, ids), before)
     assert not torch.allclose(before, expected, atol=1e-2)
@@ -129,12 +128,12 @@ def test_narrow_heads_in_the_dense_shape_are_the_sliced_model(model, ids):
 def test_replaced_puts_back_after_an_error(model, ids):
     before = _logits(model, ids)
     heads = plan_of(model).layers[1]
-    gone = without_groups(heads, {0, 1, 2}, attention_weights(model.attentions()[1]))
-    with replaced(model, {1: gone}):
+    gone = without_groups(heads, {0, 1, 2}, projections_of(model.attentions()[1]))
+    with replaced_projections(model, {1: gone}):
         assert not torch.equal(_logits(model, ids), before)
 
     def fails():
-        with replaced(model, {1: gone}):
+        with replaced_projections(model, {1: gone}):
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
@@ -145,10 +144,12 @@ def test_replaced_puts_back_after_an_error(model, ids):
 def _teachers(model, layer, ids):
     heads, attention = plan_of(model).layers[layer], model.attentions()[layer]
     shown = students.attention_inputs(model, layer, ids)
-    weights = attention_weights(attention)
+    whole = projections_of(attention)
     return shown, [
         students.StandaloneHead(
-            students.HeadStart(head, group_weights(heads, j, weights)), attention, shown.rotations
+            students.HeadStart(head, group_projections(heads, j, whole)),
+            attention,
+            shown.rotations,
         )
         for j, head in enumerate(heads.heads)
     ]
@@ -212,11 +213,11 @@ def test_fitting_helps_and_never_hurts(model):
 def test_the_query_heads_of_a_group_add_up_to_it(model, ids):
     heads, attention = plan_of(model).layers[1], model.attentions()[1]
     shown, teachers = _teachers(model, 1, ids)
-    weights = attention_weights(attention)
+    whole = projections_of(attention)
     for group, teacher in enumerate(teachers):
         single = heads.heads[group].model_copy(update={"queries": 1})
         starts = [
-            students.HeadStart(single, head_weights(heads, group, query, weights))
+            students.HeadStart(single, head_projections(heads, group, query, whole))
             for query in range(QUERIES)
         ]
         with torch.no_grad():
@@ -266,15 +267,15 @@ def test_cuts_of_a_third_have_equal_parameters(model, profile):
 def test_the_least_important_head_group_goes(model, profile, ids):
     importance = group_importance(profile, 0)
     cut = cut_third(model, profile, range(1), "heads", 2)
-    columns = cut.layers[0][0]["output"].unflatten(1, (GROUPS, -1)).abs().sum((0, 2))
+    columns = cut.layers[0]["output"].weight.unflatten(1, (GROUPS, -1)).abs().sum((0, 2))
     assert (columns == 0).tolist() == [j == importance.argmin() for j in range(GROUPS)]
     # The gate's gradient, by a small change of the gate itself.
     change, losses = 1e-2, []
     columns = slice(QUERIES * WIDTH, 2 * QUERIES * WIDTH)  # of head group 1
     for factor in (1 - change, 1 + change):
-        weights = attention_weights(model.attentions()[0])
-        weights[0]["output"][:, columns] *= factor
-        with replaced(model, {0: weights}):
+        weights = projections_of(model.attentions()[0]).map(torch.clone)
+        weights["output"].weight[:, columns] *= factor
+        with replaced_projections(model, {0: weights}):
             losses.append([window_loss(model, row[None]) for row in ids])
     slopes = np.subtract(losses[1], losses[0]) / (2 * change) * np.sqrt(LENGTH - 1)
     assert importance[1] == pytest.approx(np.abs(slopes).mean(), rel=0.03)

@@ -1,7 +1,8 @@
 """The bench of a comparison: the dense model, its texts, and one method after another put into it.
 
-A rival's cut is four projections of the dense shape per layer, copied into the model in memory and
-out again. Ours is the checkpoint that `compress` writes, read back and counted in its files.
+A rival's cut is four projections of the dense shape per layer. They take the place of the model's
+own while they are measured; those are never written to, for a live model shares them.
+Ours is the checkpoint that `compress` writes, read back and counted in its files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headwise.baselines.catalogue import OURS, RECOVERED, CompareSettings
 from headwise.baselines.comparison_folder import ComparisonFolder
 from headwise.baselines.heads import head_pruning
 from headwise.baselines.measured import Wanted, measurements
-from headwise.baselines.parts import Cut, Subject, attention_weights
+from headwise.baselines.parts import Cut, Subject
 from headwise.baselines.record import ComparisonCell, DenseCell, DenseText, Score
 from headwise.baselines.svd_llm import svd_llm
 from headwise.baselines.whitened import energy, uniform
@@ -39,8 +40,8 @@ from headwise.measure.likelihood import (
     window_of,
 )
 from headwise.measure.size import counted
-from headwise.models.backbones_headwise import Weights
-from headwise.models.build import load_projections
+from headwise.models.backbones_headwise import projections_of
+from headwise.models.build import replaced_projections
 from headwise.plan import Budget, Limit
 from headwise.planning.cost import dense_cost
 from headwise.planning.fit import WidthRules, fit
@@ -92,7 +93,6 @@ class Bench:
         words, most = self.source.tokenizer, job.settings.max_tokens
         self.streams = [scored_stream(words, text, most)[0] for text in job.texts]
         self.window = window_of(self.model.backbone, job.settings.window)
-        self.dense = tuple(attention_weights(a) for a in self.model.attentions())
         self.dense_params = dense_cost(job.profile.plan.shape).attn_params
         self._subject: Subject | None = None
         self.reference = self._reference()
@@ -128,11 +128,8 @@ class Bench:
 
     def _rival(self, method: str, amount: int) -> tuple[int, list[Likelihood]]:
         cut = RIVALS[method](self.subject, amount)
-        try:
-            self._put(cut.layers)
+        with replaced_projections(self.model, dict(enumerate(cut.layers))):
             return cut.attn_params, self._likelihoods(self.model)
-        finally:
-            self._put(self.dense)
 
     def _ours(self, method: str, budget: Limit, whole: Budget) -> tuple[int, list[Likelihood]]:
         """The real checkpoint: cut, perhaps recovered, read back and counted in its files."""
@@ -158,10 +155,10 @@ class Bench:
     def subject(self) -> Subject:
         """What the rivals see; measured when the first of them asks."""
         if self._subject is None:
-            tied = any(
-                hasattr(a, "q_norm") and a.norm_over == "all" for a in self.model.attentions()
-            )
-            self._subject = Subject(self.job.profile, self.dense, self._measured(), tied)
+            attentions = self.model.attentions()
+            tied = any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions)
+            dense = tuple(projections_of(a).map(torch.Tensor.cpu) for a in attentions)
+            self._subject = Subject(self.job.profile, dense, self._measured(), tied)
         return self._subject
 
     def _measured(self) -> dict[str, np.ndarray]:
@@ -196,10 +193,6 @@ class Bench:
             likelihood(model, stream, window=self.window, stride=self.window, progress=self.report)
             for stream in self.streams
         ]
-
-    def _put(self, layers: Sequence[Weights]) -> None:
-        for attention, weights in zip(self.model.attentions(), layers, strict=True):
-            load_projections(attention, weights)
 
     def _place(self, budget: Limit) -> Path:
         return self.folder.work / str(budget).replace("%", "pct")

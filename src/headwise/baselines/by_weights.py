@@ -68,7 +68,7 @@ def clover(subject: Subject, amount: int) -> Cut:
             value = value.copy()
             # A value bias is a constant in the output. An output bias takes it up as it is; without
             # one it is cut with the rest.
-            end = -1 if "output" in subject.weights[layer][1] else None
+            end = -1 if subject.dense[layer].has_bias("output") else None
             value[:, :end] = _truncated(group.stacked_output, value[:, :end], len(kept.vo))
         made = replace(without_planes(group, spec, kept), value=value)
         rotary = 2 * len(spec.rotary_planes or ())
@@ -104,5 +104,5 @@ def _worths(subject: Subject, worth: Callable[[Group, HeadSpec], HeadWorth]) -> 
             worth(group, spec)
             for group, spec in zip(groups_of(layer, weights), layer.heads, strict=True)
         )
-        for layer, weights in zip(subject.profile.plan.layers, subject.weights, strict=True)
+        for layer, weights in zip(subject.profile.plan.layers, subject.dense, strict=True)
     )

@@ -28,7 +28,7 @@ def head_pruning(subject: Subject, amount: int) -> Cut:
     scores = [head_scores(subject.measured[f"{i}.gates"]) for i in range(len(plan.layers))]
     alive = kept_heads(subject, scores, amount)
     layers = []
-    for layer, weights, heads in zip(plan.layers, subject.weights, alive, strict=True):
+    for layer, weights, heads in zip(plan.layers, subject.dense, alive, strict=True):
         groups, first = [], 0
         for group in groups_of(layer, weights):
             mine = heads[first : first + len(group.output)]
@@ -78,7 +78,7 @@ def kept_heads(
 def layer_params(subject: Subject, index: int, alive: Bool[np.ndarray, " heads"]) -> int:
     """Attention parameters of a layer in which only some query heads are left."""
     layer: LayerPlan = subject.profile.plan.layers[index]
-    biases, d = subject.weights[index][1], subject.profile.plan.shape.d_model
+    dense, d = subject.dense[index], subject.profile.plan.shape.d_model
     rows = dict.fromkeys(("query", "key", "value", "output"), 0)
     first = 0
     for head in layer.heads:
@@ -89,8 +89,8 @@ def layer_params(subject: Subject, index: int, alive: Bool[np.ndarray, " heads"]
         rows["key"] += head.qk_dim * (left > 0 or whole)
         rows["value"] += head.vo_dim * (left > 0)
         rows["output"] += head.vo_dim * left
-    bias = sum(rows[side] for side in ("query", "key", "value") if side in biases)
-    return d * sum(rows.values()) + bias + (d if "output" in biases else 0)
+    bias = sum(rows[side] for side in ("query", "key", "value") if dense.has_bias(side))
+    return d * sum(rows.values()) + bias + (d if dense.has_bias("output") else 0)
 
 
 def _counted(subject: Subject, alive: Alive) -> int:

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from headwise.models.attention_headwise import PROJECTIONS
-from headwise.models.backbones_headwise import Weights
+from headwise.models.backbones_headwise import Projection, Projections
 from headwise.plan import LayerPlan
 from headwise.profiling.format import Profile
 
@@ -48,7 +46,7 @@ class Subject:
     """A dense model as the methods see it."""
 
     profile: Profile
-    weights: tuple[Weights, ...]  # of every layer
+    dense: tuple[Projections, ...]  # of every layer, on the CPU; never write to them
     measured: dict[str, np.ndarray]  # of `headwise.baselines.measured`, what is needed
     tied_queries: bool = False  # one norm over all heads: no query or key row can go alone
 
@@ -57,27 +55,14 @@ class Subject:
 class Cut:
     """Every layer's projections in the dense shape, and the parameters of their folded form."""
 
-    layers: tuple[Weights, ...]
+    layers: tuple[Projections, ...]
     attn_params: int
 
 
-def attention_weights(attention: Any) -> Weights:
-    """Copies of the four projections of one attention module."""
-    modules = {side: getattr(attention, name) for side, name in PROJECTIONS.items()}
-    return (
-        {side: m.weight.detach().to("cpu", copy=True) for side, m in modules.items()},
-        {
-            side: m.bias.detach().to("cpu", copy=True)
-            for side, m in modules.items()
-            if m.bias is not None
-        },
-    )
-
-
-def groups_of(layer: LayerPlan, weights: Weights) -> list[Group]:
+def groups_of(layer: LayerPlan, projections: Projections) -> list[Group]:
     """The head groups of one layer."""
-    query, key, value = (_with_bias(weights, side) for side in ("query", "key", "value"))
-    W_O = weights[0]["output"].double().numpy()
+    query, key, value = (_with_bias(projections[side]) for side in ("query", "key", "value"))
+    W_O = projections["output"].weight.double().numpy()
     found, q, k, v, o = [], 0, 0, 0, 0
     for head in layer.heads:
         qk, vo, g = head.qk_dim, head.vo_dim, head.queries
@@ -95,8 +80,8 @@ def groups_of(layer: LayerPlan, weights: Weights) -> list[Group]:
 
 
 def joined(
-    groups: Sequence[Group], like: Weights, shift: Float[np.ndarray, " d_model"] | None = None
-) -> Weights:
+    groups: Sequence[Group], like: Projections, shift: Float[np.ndarray, " d_model"] | None = None
+) -> Projections:
     """The four projections of these groups, `shift` added to the output bias, if there is one."""
     rows = {
         "query": np.concatenate([g.query.reshape(-1, g.query.shape[-1]) for g in groups]),
@@ -104,19 +89,18 @@ def joined(
         "value": np.concatenate([g.value for g in groups]),
     }
     W_O = np.concatenate([matrix for g in groups for matrix in g.output], axis=1)
-    matrices = {side: torch.from_numpy(x[:, :-1].copy()) for side, x in rows.items()}
-    matrices["output"] = torch.from_numpy(W_O)
-    biases = {side: torch.from_numpy(x[:, -1].copy()) for side, x in rows.items()}
-    if "output" in like[1]:
-        moved = 0.0 if shift is None else torch.from_numpy(shift)
-        biases["output"] = like[1]["output"].double() + moved
-    return (
-        {side: matrices[side].to(w.dtype) for side, w in like[0].items()},
-        {side: biases[side].to(b.dtype) for side, b in like[1].items()},
-    )
+    made = {}
+    for side, x in rows.items():
+        bias = torch.from_numpy(x[:, -1].copy()) if like.has_bias(side) else None
+        made[side] = Projection(torch.from_numpy(x[:, :-1].copy()), bias)
+    b_O = like["output"].bias
+    if b_O is not None:
+        b_O = b_O.double() + (0.0 if shift is None else torch.from_numpy(shift))
+    made["output"] = Projection(torch.from_numpy(W_O), b_O)
+    return Projections({side: p.to(like[side].weight.dtype) for side, p in made.items()})
 
 
-def _with_bias(weights: Weights, side: str) -> np.ndarray:
-    matrix = weights[0][side].double()
-    bias = weights[1].get(side, torch.zeros(len(matrix))).double()
-    return torch.cat([matrix, bias[:, None]], 1).numpy()
+def _with_bias(projection: Projection) -> np.ndarray:
+    matrix = projection.weight.double()
+    bias = torch.zeros(len(matrix)) if projection.bias is None else projection.bias
+    return torch.cat([matrix, bias.double()[:, None]], 1).numpy()

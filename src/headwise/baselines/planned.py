@@ -49,7 +49,7 @@ def planned_cut(subject: Subject, amount: int, rule: Rule) -> Cut:
     if rule.widths == "uniform":
         plan = _filled(plan, dense, amount)
     layers = []
-    for i, weights in enumerate(subject.weights):
+    for i, weights in enumerate(subject.dense):
         groups, shift = [], np.zeros(dense.shape.d_model)
         for j, group in enumerate(groups_of(dense.layers[i], weights)):
             whole, spec = dense.layers[i].heads[j], plan.layers[i].heads[j]

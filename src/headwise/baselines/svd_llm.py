@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from headwise.baselines.parts import Cut, Subject
 from headwise.errors import BudgetError
+from headwise.models.backbones_headwise import Projection, Projections
 from headwise.planning.widths import largest_scale
 
 Shape = tuple[int, ...]  # m × n
@@ -25,23 +26,23 @@ _MOMENT = {"query": "input", "key": "input", "value": "input", "output": "mixed"
 
 def svd_llm(subject: Subject, amount: int) -> Cut:
     """Every projection whitened and truncated, the same share of each."""
-    shapes = [tuple(w.shape) for layer in subject.weights for w in layer[0].values()]
-    biases = sum(b.numel() for layer in subject.weights for b in layer[1].values())
+    projections = [p for layer in subject.dense for _, p in layer.items()]
+    shapes = [tuple(p.weight.shape) for p in projections]
+    biases = sum(p.bias.numel() for p in projections if p.bias is not None)
     share = largest_scale(lambda s: biases + sum(kept(x, s) for x in shapes) <= amount, 1.0)
     if share is None or any(_rank(x, share) == 0 for x in shapes):
         raise BudgetError(f"{amount} attention parameters leave some projection without a rank.")
     layers = []
-    for i, (matrices, kept_biases) in enumerate(subject.weights):
+    for i, dense in enumerate(subject.dense):
         made = {}
-        for side, W in matrices.items():
+        for side, whole in dense.items():
+            W = whole.weight
             rank = _rank(tuple(W.shape), share)
             if rank < min(W.shape):
                 S = subject.measured[f"{i}.{_MOMENT[side]}"]
-                cut = torch.from_numpy(truncated(W.double().numpy(), S, rank)).to(W.dtype)
-            else:
-                cut = W
-            made[side] = cut
-        layers.append((made, kept_biases))
+                W = torch.from_numpy(truncated(W.double().numpy(), S, rank)).to(W.dtype)
+            made[side] = Projection(W, whole.bias)
+        layers.append(Projections(made))
     return Cut(tuple(layers), biases + sum(kept(x, share) for x in shapes))
 
 

@@ -37,7 +37,7 @@ def _by_energy(subject: Subject, amount: int, widths: Literal["uniform", "valuab
 
     @cache
     def bases(layer: int) -> list[tuple[ValueBasis, ScoreBasis | None]]:
-        groups = groups_of(plan.layers[layer], subject.weights[layer])
+        groups = groups_of(plan.layers[layer], subject.dense[layer])
         return [
             (_values(subject, layer, j, group), _scores(subject, layer, j))
             for j, group in enumerate(groups)

@@ -13,52 +13,57 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwise.models.backbones_headwise import Weights
+from headwise.models.attention_headwise import SIDES
+from headwise.models.backbones_headwise import Projection, Projections
 from headwise.models.slicing import qk_columns
 from headwise.plan import Plan
 from headwise.planning.fit import Kept
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import kept_directions
 
-Tensors = dict[str, torch.Tensor]
 
-
-def cut_weights(profile: Profile, plan: Plan, layer: int, weights: Weights) -> Weights:
+def cut_projections(profile: Profile, plan: Plan, layer: int, stock: Projections) -> Projections:
     """The four projections of one layer, cut to `plan` along the profile's directions."""
     dense = profile.plan.layers[layer]
-    matrices = {side: w.double() for side, w in weights[0].items()}
-    biases = {side: b.double() for side, b in weights[1].items()}
-    parts: dict[str, list[torch.Tensor]] = {side: [] for side in matrices}
-    bias_parts: dict[str, list[torch.Tensor]] = {side: [] for side in biases}
-    ends = dict.fromkeys(matrices, 0)
-    lost_mean = torch.zeros(matrices["output"].shape[0], dtype=torch.float64)
+    whole = stock.map(torch.Tensor.double)
+    W_O, b_O = whole["output"].weight, whole["output"].bias
+    rows: dict[str, list[Projection]] = {side: [] for side in ("query", "key", "value")}
+    columns: list[torch.Tensor] = []
+    ends = dict.fromkeys(SIDES, 0)
+    lost_mean = torch.zeros(len(W_O), dtype=torch.float64)
     for j, head in enumerate(dense.heads):
         maps = _maps(profile, plan, layer, j)
         lengths = {"query": head.qk_dim, "key": head.qk_dim, "value": head.vo_dim}
         for side, width in lengths.items():
             for _ in range(head.queries if side == "query" else 1):
-                rows = slice(ends[side], ends[side] + width)
+                mine = slice(ends[side], ends[side] + width)
                 ends[side] += width
-                parts[side].append(maps[side] @ matrices[side][rows])
-                if side in biases:
-                    bias_parts[side].append(maps[side] @ biases[side][rows])
+                rows[side].append(_mapped(whole[side], mine, maps[side]))
         for g in range(head.queries):
-            columns = slice(ends["output"], ends["output"] + head.vo_dim)
+            part = W_O[:, ends["output"] : ends["output"] + head.vo_dim]
             ends["output"] += head.vo_dim
-            W_O = matrices["output"][:, columns]
-            parts["output"].append(W_O @ maps["decode"].T)
+            columns.append(part @ maps["decode"].T)
             if profile.record.centred:
                 mean = _mean(profile, layer, j, g)
                 kept = maps["decode"].T @ (maps["value"] @ mean)
-                lost_mean += W_O @ (mean - kept)
-    made = {s: torch.cat(p, 1 if s == "output" else 0) for s, p in parts.items()}
-    made_biases = {s: torch.cat(p) for s, p in bias_parts.items() if p}
-    if "output" in biases:
-        made_biases["output"] = biases["output"] + lost_mean
-    return _as(made, weights[0]), _as(made_biases, weights[1])
+                lost_mean += part @ (mean - kept)
+    made = {side: _joined(parts) for side, parts in rows.items()}
+    made["output"] = Projection(torch.cat(columns, 1), None if b_O is None else b_O + lost_mean)
+    return Projections({side: p.to(stock[side].weight.dtype) for side, p in made.items()})
 
 
-def _maps(profile: Profile, plan: Plan, layer: int, head: int) -> Tensors:
+def _mapped(whole: Projection, rows: slice, by: torch.Tensor) -> Projection:
+    """Some rows of a projection, multiplied from the left."""
+    return whole.map(lambda t: by @ t[rows])
+
+
+def _joined(parts: list[Projection]) -> Projection:
+    """The rows of some projections, one upon the other."""
+    biases = [p.bias for p in parts if p.bias is not None]
+    return Projection(torch.cat([p.weight for p in parts]), torch.cat(biases) if biases else None)
+
+
+def _maps(profile: Profile, plan: Plan, layer: int, head: int) -> dict[str, torch.Tensor]:
     """What the rows of each projection of one head group are multiplied with, (kept, full)."""
     kept = kept_directions(profile, plan, layer, head)
     spec = profile.plan.layers[layer].heads[head]
@@ -100,7 +105,3 @@ def _mean(profile: Profile, layer: int, head: int, query: int) -> torch.Tensor:
     return torch.from_numpy(
         profile.get(layer, "z_mean").reshape(-1, heads[head].vo_dim)[first + query]
     )
-
-
-def _as(tensors: Tensors, like: Tensors) -> Tensors:
-    return {side: t.to(like[side].dtype) for side, t in tensors.items()}

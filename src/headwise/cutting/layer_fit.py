@@ -25,7 +25,7 @@ from torch import nn
 from headwise.cutting.layer_task import LayerTask, attention_of, log1p_relative_error
 from headwise.cutting.settings import CutSettings
 from headwise.models.attention_headwise import PROJECTIONS
-from headwise.models.backbones_headwise import Weights
+from headwise.models.backbones_headwise import Projections, projections_of
 from headwise.records import Frozen
 from headwise.training.optimizer import adamw, set_learning_rate, trained_parameters
 from headwise.training.settings import TrainSettings
@@ -78,8 +78,8 @@ def fit_schedule(
 
 
 def fit_layer(
-    task: LayerTask, start: Weights, schedule: FitSchedule
-) -> tuple[Weights | None, FitRecord]:
+    task: LayerTask, start: Projections, schedule: FitSchedule
+) -> tuple[Projections | None, FitRecord]:
     """Better projections than `start`, or None; and what was seen."""
     before = task.error(start)
     for rate in schedule.rates(before):
@@ -89,7 +89,8 @@ def fit_layer(
         after = task.layer_error(layer, task.batches.held_aside)
         if after < before:
             seen = UnseenError(before=before, after=after)
-            return _weights(layer), FitRecord(steps=schedule.steps, rate=rate, unseen_error=seen)
+            made = projections_of(attention_of(layer)).map(torch.clone)
+            return made, FitRecord(steps=schedule.steps, rate=rate, unseen_error=seen)
     return None, FitRecord(steps=schedule.steps, rate=None, unseen_error=UnseenError(before=before))
 
 
@@ -98,8 +99,9 @@ def _train(task: LayerTask, layer: nn.Module, schedule: FitSchedule, rate: float
     settings = TrainSettings(
         steps=schedule.steps, lr=rate, min_lr=rate / 50, lr_relative=True, weight_decay=0.0
     ).resolved(context=1, device="cpu", dtype="fp32")
-    for projection in _projections(layer).values():
-        projection.requires_grad_()
+    for name in PROJECTIONS.values():
+        if (projection := getattr(attention_of(layer), name, None)) is not None:
+            projection.requires_grad_()
     optimizer = adamw(layer, settings)
     trained = list(trained_parameters(layer).values())
     for step, batch in enumerate(_order(task, schedule)):
@@ -127,22 +129,3 @@ def _order(task: LayerTask, schedule: FitSchedule) -> Iterator[int]:
             rng = np.random.default_rng([schedule.seed, task.place, turn])
             order = rng.permutation(len(used))
         yield used[order[place]]
-
-
-def _projections(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained tensors of a layer, as `side.weight` and `side.bias`."""
-    attention = attention_of(layer)
-    return {
-        f"{side}.{name}": parameter
-        for side, module in PROJECTIONS.items()
-        if (projection := getattr(attention, module, None)) is not None
-        for name, parameter in projection.named_parameters()
-    }
-
-
-def _weights(layer: nn.Module) -> Weights:
-    found: Weights = ({}, {})
-    for name, parameter in _projections(layer).items():
-        side, kind = name.split(".")
-        found[kind == "bias"][side] = parameter.detach().clone()
-    return found

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.models.attention_headwise import HeadwiseAttention
-from headwise.models.backbones_headwise import Weights
+from headwise.models.backbones_headwise import Projections
 from headwise.models.layer_stream import LayerStream
 from headwise.plan import LayerPlan
 
@@ -43,18 +43,17 @@ class LayerTask:
     plan: LayerPlan
     batches: LayerBatches
 
-    def layer(self, weights: Weights) -> nn.Module:
+    def layer(self, projections: Projections) -> nn.Module:
         """The cut layer with a copy of these projections."""
-        own = tuple({side: t.clone() for side, t in part.items()} for part in weights)
-        return self.stream.planned(self.place, self.plan, (own[0], own[1]))
+        return self.stream.planned(self.place, self.plan, projections.map(Tensor.clone))
 
     def run(self, layer: nn.Module, batch: int) -> Tensor:
         """The output of a layer in this place."""
         return self.stream.run(layer, self.place, self.batches.inputs[batch], batch)
 
-    def error(self, weights: Weights) -> float:
+    def error(self, projections: Projections) -> float:
         """The mean error of these projections over the tokens held aside."""
-        return self.layer_error(self.layer(weights), self.batches.held_aside)
+        return self.layer_error(self.layer(projections), self.batches.held_aside)
 
     @torch.no_grad()
     def layer_error(self, layer: nn.Module, batches: Sequence[int]) -> float:

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise.cutting.layer_task import LayerTask, output_projection_input, squared_norm
-from headwise.models.backbones_headwise import Weights
+from headwise.models.backbones_headwise import Projection, Projections
 from headwise.records import Frozen
 
 Aim = Literal["attention", "state"]
@@ -80,46 +80,48 @@ class OutputRegression:
             self.power + other.power,
         )
 
-    def solution(
-        self, weight: Float[Tensor, "d_model width"], bias: Tensor | None, ridge: float
-    ) -> tuple[Tensor, Tensor | None]:
-        """The refitted weight and bias, in the number format of the given ones."""
+    def solution(self, folded: Projection, ridge: float) -> Projection:
+        """The refitted output projection, in the number format of the folded one."""
         assert self.gram is not None
         assert self.cross is not None
-        start = self._start(weight, bias)
+        start = self._columns(folded)
         energy = self.gram.diagonal()
         # A direction that never occurred stays where it was.
         pull = ridge * energy + (1e-12 * energy.mean()).clamp_min(1e-30)
         change = torch.linalg.solve(self.gram + torch.diag(pull), self.cross - self.gram @ start)
         best = start + change
-        if bias is None:
-            return best.mT.to(weight.dtype), None
-        return best[:-1].mT.to(weight.dtype), best[-1].to(bias.dtype)
+        dtype = folded.weight.dtype
+        if folded.bias is None:
+            return Projection(best.mT.to(dtype))
+        return Projection(best[:-1].mT.to(dtype), best[-1].to(folded.bias.dtype))
 
-    def error(self, weight: Float[Tensor, "d_model width"], bias: Tensor | None) -> float:
-        """Squared error of these weights over the tokens taken in, as a share of ‖Y‖²."""
+    def error(self, output: Projection) -> float:
+        """Squared error of an output projection on the tokens taken in, as a share of ‖Y‖²."""
         if self.gram is None or self.cross is None or not self.power:
             return 0.0
-        W = self._start(weight, bias)
+        W = self._columns(output)
         squared = (
             self.power - 2 * float((W * self.cross).sum()) + float((W * (self.gram @ W)).sum())
         )
         return max(0.0, squared) / self.power
 
-    def _start(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        assert (bias is not None) == self.with_bias
-        columns = weight.double().mT
-        return columns if bias is None else torch.cat([columns, bias.double()[None]])
+    def _columns(self, output: Projection) -> Float[Tensor, "inputs d_model"]:
+        """Wᵀ, the bias as a last row."""
+        assert (output.bias is not None) == self.with_bias
+        columns = output.weight.double().mT
+        if output.bias is None:
+            return columns
+        return torch.cat([columns, output.bias.double()[None]])
 
 
 def best_ridge(
     used: OutputRegression,
     held_aside: OutputRegression,
-    start: tuple[Tensor, Tensor | None],
+    folded: Projection,
     ridges: Sequence[float] = RIDGES,
 ) -> float:
     """The ridge whose solution on `used` has the least error on the tokens held aside."""
-    errors = {r: held_aside.error(*used.solution(*start, r)) for r in ridges}
+    errors = {r: held_aside.error(used.solution(folded, r)) for r in ridges}
     return min(errors, key=lambda r: errors[r])
 
 
@@ -135,11 +137,11 @@ class AimSums:
         """Over all batches."""
         return self.used + self.held_aside
 
-    def ridge(self, start: tuple[Tensor, Tensor | None]) -> float:
+    def ridge(self, folded: Projection) -> float:
         """The ridge that serves the batches held aside."""
         if not self.held_aside.power:
             return FEW_TOKENS_RIDGE
-        return best_ridge(self.used, self.held_aside, start)
+        return best_ridge(self.used, self.held_aside, folded)
 
 
 class RefitRecord(Frozen):
@@ -151,9 +153,9 @@ class RefitRecord(Frozen):
 
 
 @torch.no_grad()
-def regressions(task: LayerTask, start: Weights) -> dict[Aim, AimSums]:
+def regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
     """The sums of both aims."""
-    with_bias = "output" in start[1]
+    with_bias = start.has_bias("output")
     aims: tuple[Aim, ...] = ("attention", "state")
     found = {aim: AimSums(OutputRegression(with_bias), OutputRegression(with_bias)) for aim in aims}
     layer, batches = task.layer(start), task.batches
@@ -168,22 +170,15 @@ def regressions(task: LayerTask, start: Weights) -> dict[Aim, AimSums]:
 
 
 def refit_output(
-    task: LayerTask, start: Weights, sums: dict[Aim, AimSums], ridge: float | None = None
-) -> tuple[Weights, RefitRecord]:
-    """The weights with the W_O that serves best; a `ridge` of None is chosen."""
+    task: LayerTask, start: Projections, sums: dict[Aim, AimSums], ridge: float | None = None
+) -> tuple[Projections, RefitRecord]:
+    """The projections with the W_O that serves best; a `ridge` of None is chosen."""
     candidates = []
     for aim, regression in sums.items():
-        pull = regression.ridge(output_weights(start)) if ridge is None else ridge
-        W_O, b_O = regression.all.solution(*output_weights(start), pull)
-        biases = start[1] if b_O is None else start[1] | {"output": b_O}
-        weights = {**start[0], "output": W_O}, biases
-        error = task.error(weights) if task.batches.held_aside else None
-        candidates.append((weights, RefitRecord(aim=aim, ridge=pull, unseen_error=error)))
+        pull = regression.ridge(start["output"]) if ridge is None else ridge
+        made = start.replaced(output=regression.all.solution(start["output"], pull))
+        error = task.error(made) if task.batches.held_aside else None
+        candidates.append((made, RefitRecord(aim=aim, ridge=pull, unseen_error=error)))
         if error is None:
             break
     return min(candidates, key=lambda c: c[1].unseen_error or 0.0)
-
-
-def output_weights(weights: Weights) -> tuple[Tensor, Tensor | None]:
-    """W_O and its bias."""
-    return weights[0]["output"], weights[1].get("output")

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.cutting.cut import cut_weights
+from headwise.cutting.cut import cut_projections
 from headwise.cutting.layer_fit import FitRecord, fit_layer, fit_schedule
 from headwise.cutting.layer_task import LayerBatches, LayerTask, attention_and_layer_outputs
-from headwise.cutting.refit import RefitRecord, output_weights, refit_output, regressions
+from headwise.cutting.refit import RefitRecord, refit_output, regressions
 from headwise.cutting.settings import CutSettings
-from headwise.models.backbones_headwise import Weights
+from headwise.models.backbones_headwise import Projections
 from headwise.models.layer_stream import LayerStream
 from headwise.plan import Plan
 from headwise.profiling.format import Profile
@@ -114,23 +114,24 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
     stream = job.stream
     dense, cut = list(stream.first), list(stream.first)
     for i in stream:
-        weights = stream.weights(stream.load(i))
-        whole = stream.planned(i, job.profile.plan.layers[i], weights)
+        stock = stream.projections(stream.load(i))
+        whole = stream.planned(i, job.profile.plan.layers[i], stock)
         attended, after = attention_and_layer_outputs(stream, whole, i, dense)
         del whole
         if not job.run.has(layer_part(i)):
             batches = LayerBatches(cut, dense, attended, after, job.held_aside)
             task = LayerTask(stream, i, job.plan.layers[i], batches)
-            made, record = _cut_layer(job, task, weights)
-            packed = _packed(made, _stored_dtype(stream, i))
-            job.run.put(layer_part(i), packed, record.to_dict())
+            made, record = _cut_layer(job, task, stock)
+            stored = made.to(_stored_dtype(stream, i))
+            job.run.put(layer_part(i), stored.tensors(), record.to_dict())
             del batches, task
         del attended
         dense = after
         if i < len(stream) - 1:
             # Read back, in the checkpoint's number format: what later layers will really get, and
             # what a resumed run sees too.
-            narrow = stream.planned(i, job.plan.layers[i], _unpacked(job.run.get(layer_part(i))))
+            made = Projections.of_tensors(job.run.get(layer_part(i)))
+            narrow = stream.planned(i, job.plan.layers[i], made)
             cut = [stream.run(narrow, i, h, b) for b, h in enumerate(cut)]
         progress("cutting", i + 1, len(stream))
 
@@ -140,20 +141,20 @@ def layer_part(i: int) -> str:
     return f"layer-{i:05d}"
 
 
-def _cut_layer(job: CutJob, task: LayerTask, weights: Weights) -> tuple[Weights, LayerRecord]:
+def _cut_layer(job: CutJob, task: LayerTask, stock: Projections) -> tuple[Projections, LayerRecord]:
     """The cut projections of a layer, and how well they reproduce the dense one."""
     settings, batches = job.settings, task.batches
-    made = cut_weights(job.profile, job.plan, task.place, weights)
+    made = cut_projections(job.profile, job.plan, task.place, stock)
     sums = regressions(task, made)
     attention = sums["attention"].all
-    error = AttentionError(folded=attention.error(*output_weights(made)))
+    error = AttentionError(folded=attention.error(made["output"]))
     # Nothing was lost so far: a refit could only add rounding.
     if error.folded <= NO_ERROR:
         return made, LayerRecord(error=error)
     refit = fit = second = None
     if settings.refit:
         made, refit = refit_output(task, made, sums, settings.ridge)
-        refitted = attention.error(*output_weights(made))
+        refitted = attention.error(made["output"])
         error = AttentionError(folded=error.folded, refitted=refitted)
     schedule = fit_schedule(settings, len(batches.inputs), batches.held_aside)
     if schedule is not None:
@@ -173,18 +174,3 @@ def _stored_dtype(stream: LayerStream, i: int) -> torch.dtype:
     start = f"{stream.prefix}.{i}.{stream.family.attention}."
     name = next(theirs for ours, theirs in stream.names.items() if ours.startswith(start))
     return stream.checkpoint.stored[name].dtype
-
-
-def _packed(weights: Weights, dtype: torch.dtype) -> dict[str, Tensor]:
-    matrices, biases = weights
-    named = {f"{s}.weight": w for s, w in matrices.items()}
-    named |= {f"{s}.bias": b for s, b in biases.items()}
-    return {name: tensor.to(dtype) for name, tensor in named.items()}
-
-
-def _unpacked(tensors: dict[str, Tensor]) -> Weights:
-    found: Weights = ({}, {})
-    for name, tensor in tensors.items():
-        side, kind = name.split(".")
-        found[kind == "bias"][side] = tensor
-    return found

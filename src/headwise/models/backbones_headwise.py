@@ -10,52 +10,127 @@ This file travels with checkpoints: it needs torch and transformers only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from .attention_headwise import SIDES, HeadwiseAttention
+from .attention_headwise import PROJECTIONS, SIDES, HeadwiseAttention
 from .configuration_headwise import Layer
 from .heads_headwise import Surroundings
 
-Tensors = dict[str, torch.Tensor]
-# (weights, biases) of the four projections by side, weights as (out, in), heads in order.
-Weights = tuple[Tensors, Tensors]
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One linear map: its weight as (out, in), and its bias where it has one."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Projection:
+        """The same change made to weight and bias."""
+        return Projection(change(self.weight), None if self.bias is None else change(self.bias))
+
+    def to(self, dtype: torch.dtype) -> Projection:
+        """In another number format."""
+        return self.map(lambda t: t.to(dtype))
 
 
-def separate(*names: str) -> Callable[[Any, Any], Weights]:
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """The projections of one layer by side, heads in order; an identity has no entry."""
+
+    by_side: Mapping[str, Projection]
+
+    def __getitem__(self, side: str) -> Projection:
+        return self.by_side[side]
+
+    def items(self) -> Iterable[tuple[str, Projection]]:
+        """(side, projection) of all that are there."""
+        return self.by_side.items()
+
+    def has_bias(self, side: str) -> bool:
+        """Whether a side is there and has a bias."""
+        return side in self.by_side and self.by_side[side].bias is not None
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Projections:
+        """The same change made to every tensor."""
+        return Projections({side: p.map(change) for side, p in self.items()})
+
+    def to(self, dtype: torch.dtype) -> Projections:
+        """In another number format."""
+        return self.map(lambda t: t.to(dtype))
+
+    def replaced(self, **sides: Projection) -> Projections:
+        """With other projections on some sides."""
+        return Projections({**self.by_side, **sides})
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor as `side.weight` and `side.bias`."""
+        found = {f"{side}.weight": p.weight for side, p in self.items()}
+        return found | {f"{s}.bias": p.bias for s, p in self.items() if p.bias is not None}
+
+    @classmethod
+    def of(
+        cls, weights: Iterable[torch.Tensor], biases: Iterable[torch.Tensor | None] | None = None
+    ) -> Projections:
+        """Those of query, key, value and output, in this order."""
+        given = zip(SIDES, weights, biases or (None,) * len(SIDES), strict=True)
+        return cls({side: Projection(w, b) for side, w, b in given})
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> Projections:
+        """The reverse of `tensors`."""
+        sides = [side for side in SIDES if f"{side}.weight" in tensors]
+        return cls({s: Projection(tensors[f"{s}.weight"], tensors.get(f"{s}.bias")) for s in sides})
+
+    @classmethod
+    def of_modules(cls, modules: Mapping[str, Any]) -> Projections:
+        """Those of linear layers by side; the tensors are the layers' own."""
+        return cls(
+            {
+                side: Projection(m.weight.detach(), None if m.bias is None else m.bias.detach())
+                for side, m in modules.items()
+            }
+        )
+
+
+def projections_of(attention: Any) -> Projections:
+    """The projections of a headwise attention module; the tensors are the module's own."""
+    found = {side: getattr(attention, name, None) for side, name in PROJECTIONS.items()}
+    return Projections.of_modules({side: m for side, m in found.items() if m is not None})
+
+
+def separate(*names: str) -> Callable[[Any, Any], Projections]:
     """Four linear layers; `names` are those of query, key, value and output."""
 
-    def read(attention: Any, config: Any) -> Weights:
-        modules = dict(zip(SIDES, map(attention.get_submodule, names), strict=True))
-        return (
-            {s: m.weight.detach() for s, m in modules.items()},
-            {s: m.bias.detach() for s, m in modules.items() if m.bias is not None},
-        )
+    def read(attention: Any, config: Any) -> Projections:
+        modules = zip(SIDES, map(attention.get_submodule, names), strict=True)
+        return Projections.of_modules(dict(modules))
 
     return read
 
 
-def fused_columns(attention: Any, config: Any) -> Weights:
+def fused_columns(attention: Any, config: Any) -> Projections:
     """GPT-2: one (in, out) matrix for query, key and value, three equal blocks of columns."""
     qkv, out = attention.c_attn, attention.c_proj
-    parts = (*qkv.weight.detach().T.chunk(3), out.weight.detach().T)
-    biases = (*qkv.bias.detach().chunk(3), out.bias.detach())
-    return dict(zip(SIDES, parts, strict=True)), dict(zip(SIDES, biases, strict=True))
+    return Projections.of(
+        (*qkv.weight.detach().T.chunk(3), out.weight.detach().T),
+        (*qkv.bias.detach().chunk(3), out.bias.detach()),
+    )
 
 
-def fused_rows(attention: Any, config: Any) -> Weights:
+def fused_rows(attention: Any, config: Any) -> Projections:
     """Phi-3: one (out, in) matrix, the query rows, then the key rows, then the value rows."""
     key = config.num_key_value_heads * attention.head_dim
     sizes = (config.num_attention_heads * attention.head_dim, key, key)
-    parts = (*attention.qkv_proj.weight.detach().split(sizes), attention.o_proj.weight.detach())
-    return dict(zip(SIDES, parts, strict=True)), {}
+    parts = attention.qkv_proj.weight.detach().split(sizes)
+    return Projections.of((*parts, attention.o_proj.weight.detach()))
 
 
-def fused_per_head(attention: Any, config: Any) -> Weights:
+def fused_per_head(attention: Any, config: Any) -> Projections:
     """GPT-NeoX: one (out, in) matrix, each head's query, key and value rows together."""
     fused, out = attention.query_key_value, attention.dense
 
@@ -63,10 +138,8 @@ def fused_per_head(attention: Any, config: Any) -> Weights:
         by_head = x.detach().unflatten(0, (config.num_attention_heads, 3, -1))
         return [by_head[:, i].flatten(0, 1) for i in range(3)]
 
-    weights = dict(zip(SIDES, (*parts(fused.weight), out.weight.detach()), strict=True))
-    if fused.bias is None:
-        return weights, {}
-    return weights, dict(zip(SIDES, (*parts(fused.bias), out.bias.detach()), strict=True))
+    biases = None if fused.bias is None else (*parts(fused.bias), out.bias.detach())
+    return Projections.of((*parts(fused.weight), out.weight.detach()), biases)
 
 
 linear_layers = separate("q_proj", "k_proj", "v_proj", "o_proj")
@@ -78,7 +151,7 @@ class Family:
 
     layers: str = "layers"  # the layers, from the base model
     attention: str = "self_attn"  # the attention, from a layer
-    read: Callable[[Any, Any], Weights] = linear_layers
+    read: Callable[[Any, Any], Projections] = linear_layers
     holds_output: str = ""  # where the output projection sits, from the layer, if not in attention
     dropout: str = "attention_dropout"  # attribute of the attention: a number or a Dropout
     output_dropout: str = ""  # the same for a dropout that belongs to the attention's output
@@ -171,13 +244,13 @@ def stock_attentions(backbone: Any) -> Iterator[tuple[Any, Any]]:
         yield layer, layer.get_submodule(family.attention)
 
 
-def stock_weights(backbone: Any) -> Iterator[Weights]:
+def stock_projections(backbone: Any) -> Iterator[Projections]:
     """The four projections of every layer of a stock model."""
     for layer, _ in stock_attentions(backbone):
-        yield layer_weights(layer, backbone.config)
+        yield layer_projections(layer, backbone.config)
 
 
-def layer_weights(layer: Any, config: Any) -> Weights:
+def layer_projections(layer: Any, config: Any) -> Projections:
     """The four projections of one layer of a stock model."""
     family = family_of(config.model_type)
     # A projection that lives beside the attention is named from their common parent.

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -29,9 +30,9 @@ from headwise.errors import PlanError
 from headwise.models import modeling_headwise as modeling
 from headwise.models.attention_headwise import PROJECTIONS, HeadwiseAttention
 from headwise.models.backbones_headwise import (
-    Weights,
+    Projections,
     family_of,
-    layer_weights,
+    layer_projections,
     rotary_planes,
     stock_attentions,
 )
@@ -114,7 +115,7 @@ def convert(
     _move_around(model, stock, copied=weights == "copy")
     layers = zip(model.attentions(), stock_attentions(stock), strict=True)
     for attention, (layer, _) in layers:
-        found = layer_weights(layer, stock.config)
+        found = layer_projections(layer, stock.config)
         _place_projections(attention, found, copied=weights == "copy")
         if weights == "take":
             for module in _replaced(layer, stock.config):
@@ -173,23 +174,29 @@ def _finish_around(target: Any, source: Any) -> None:
         setattr(target.get_submodule(owner), last, buffer.clone())
 
 
-def _place_projections(attention: HeadwiseAttention, weights: Weights, *, copied: bool) -> None:
+def _place_projections(
+    attention: HeadwiseAttention, projections: Projections, *, copied: bool
+) -> None:
     """Give an empty attention module these projections themselves, or copies of them."""
-    matrices, biases = weights
-    for side, name in PROJECTIONS.items():
-        module = getattr(attention, name, None)
-        if module is None:
-            continue
-        for kind, tensors in (("weight", matrices), ("bias", biases)):
-            if getattr(module, kind) is not None:
-                tensor = tensors[side]
-                whole = tensor.is_contiguous() and not _is_slice(tensor)
-                own = (
-                    tensor
-                    if whole and not copied
-                    else tensor.clone(memory_format=torch.contiguous_format)
-                )
-                setattr(module, kind, torch.nn.Parameter(own, own.is_floating_point()))
+    given = projections.tensors()
+    for name, (module, kind) in _tensor_places(attention).items():
+        tensor = given[name]
+        whole = tensor.is_contiguous() and not _is_slice(tensor)
+        own = (
+            tensor if whole and not copied else tensor.clone(memory_format=torch.contiguous_format)
+        )
+        setattr(module, kind, torch.nn.Parameter(own, own.is_floating_point()))
+
+
+def _tensor_places(attention: HeadwiseAttention) -> dict[str, tuple[torch.nn.Module, str]]:
+    """The module and attribute of every tensor, by its name in `Projections.tensors`."""
+    found: dict[str, Any] = {s: getattr(attention, name, None) for s, name in PROJECTIONS.items()}
+    return {
+        f"{side}.{kind}": (module, kind)
+        for side, module in found.items()
+        for kind in ("weight", "bias")
+        if getattr(module, kind, None) is not None
+    }
 
 
 def _is_slice(tensor: torch.Tensor) -> bool:
@@ -197,16 +204,35 @@ def _is_slice(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() != tensor.nbytes
 
 
-def load_projections(attention: HeadwiseAttention, weights: Weights) -> None:
+def load_projections(attention: HeadwiseAttention, projections: Projections) -> None:
     """Copy the four projections into one attention module."""
-    matrices, biases = weights
+    given = projections.tensors()
     with torch.no_grad():
-        for side, name in PROJECTIONS.items():
-            module = getattr(attention, name, None)
-            if module is not None:
-                module.weight.copy_(matrices[side])
-                if module.bias is not None:
-                    module.bias.copy_(biases[side])
+        for name, (module, kind) in _tensor_places(attention).items():
+            getattr(module, kind).copy_(given[name])
+
+
+@contextlib.contextmanager
+def replaced_projections(
+    model: modeling.HeadwisePreTrainedModel, layers: Mapping[int, Projections]
+) -> Iterator[None]:
+    """Other projections in some layers while the context is open.
+
+    The model's own tensors are set aside and never written to: a live model may share them.
+    """
+    attentions, own = model.attentions(), []
+    try:
+        for i, projections in layers.items():
+            given = projections.tensors()
+            for name, (module, kind) in _tensor_places(attentions[i]).items():
+                before = getattr(module, kind)
+                own.append((module, kind, before))
+                made = given[name].to(before.device, before.dtype)
+                setattr(module, kind, torch.nn.Parameter(made, before.requires_grad))
+        yield
+    finally:
+        for module, kind, before in own:
+            setattr(module, kind, before)
 
 
 def inner(model: Any) -> Any:

@@ -25,10 +25,10 @@ from transformers.initialization import no_init_weights
 
 from headwise.models.attention_headwise import PROJECTIONS
 from headwise.models.backbones_headwise import (
-    Weights,
+    Projections,
     base_of,
     family_of,
-    layer_weights,
+    layer_projections,
     replace_in_layer,
     rotary_planes,
 )
@@ -95,7 +95,7 @@ class LayerStream:
         layer.load_state_dict(state, assign=True)
         return layer.eval().requires_grad_(False)
 
-    def planned(self, i: int, plan: LayerPlan, weights: Weights) -> nn.Module:
+    def planned(self, i: int, plan: LayerPlan, projections: Projections) -> nn.Module:
         """Layer `i` with the planned attention and these projections, the rest as stored.
 
         The plan's scales and rotary planes must be explicit (`headwise.models.build.resolved`).
@@ -105,9 +105,9 @@ class LayerStream:
             (planned,) = planned_layers({"layers": [plan.to_dict()]})
             replace_in_layer(layer, planned, config=self.config, layer_idx=i, planes=self.planes)
         given: dict[str, torch.Tensor] = {}
-        for kind, tensors in zip(("weight", "bias"), weights, strict=True):
-            for side, tensor in tensors.items():
-                given[f"{self.family.attention}.{PROJECTIONS[side]}.{kind}"] = self._placed(tensor)
+        for name, tensor in projections.tensors().items():
+            side, kind = name.split(".")
+            given[f"{self.family.attention}.{PROJECTIONS[side]}.{kind}"] = self._placed(tensor)
         state = {
             n: given[n] if n in given else self._tensor(f"{self.prefix}.{i}.{n}")
             for n in layer.state_dict()
@@ -115,9 +115,9 @@ class LayerStream:
         layer.load_state_dict(state, assign=True)
         return layer.eval().requires_grad_(False)
 
-    def weights(self, layer: nn.Module) -> Weights:
+    def projections(self, layer: nn.Module) -> Projections:
         """The four projections of a stock layer."""
-        return layer_weights(layer, self.config)
+        return layer_projections(layer, self.config)
 
     def run(self, layer: nn.Module, i: int, hidden: torch.Tensor, batch: int = 0) -> torch.Tensor:
         """The output of a layer at place `i` for `hidden`, in the surroundings of a batch."""

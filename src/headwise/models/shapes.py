@@ -25,7 +25,7 @@ from headwise.models.backbones_headwise import (
     base_of,
     family_of,
     stock_attentions,
-    stock_weights,
+    stock_projections,
 )
 from headwise.plan import Bias, HeadSpec, LayerPlan, ModelShape, Plan
 from headwise.planning.cost import cost
@@ -149,7 +149,7 @@ def _shape(model: Any, family: Family) -> ModelShape:
     config, base = model.config, base_of(model)
     d = config.hidden_size
     first, attention = next(stock_attentions(model))
-    weights, biases = next(stock_weights(model))
+    projections = next(stock_projections(model))
     n_heads = config.num_attention_heads
     n_kv_heads = (
         (getattr(config, "num_key_value_heads", None) or n_heads) if family.grouped else n_heads
@@ -176,9 +176,9 @@ def _shape(model: Any, family: Family) -> ModelShape:
         context=getattr(config, "max_position_embeddings", positions) - family.unused_positions,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
-        qk_dim=weights["key"].shape[0] // n_kv_heads,
-        vo_dim=weights["value"].shape[0] // n_kv_heads,
-        attention_biases=tuple(s for s in _BIASES if s in biases),
+        qk_dim=projections["key"].weight.shape[0] // n_kv_heads,
+        vo_dim=projections["value"].weight.shape[0] // n_kv_heads,
+        attention_biases=tuple(s for s in _BIASES if projections.has_bias(s)),
         causal=family.causal,
         windows=windows if any(windows) else (),
         vocab_size=getattr(config, "vocab_size", 0),

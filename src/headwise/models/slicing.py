@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from transformers.initialization import no_init_weights
 
 from headwise.models.attention_headwise import PROJECTIONS, HeadwiseAttention
-from headwise.models.backbones_headwise import Weights
+from headwise.models.backbones_headwise import Projection, Projections, projections_of
 from headwise.models.build import load_around, load_projections, plan_of
 from headwise.models.configuration_headwise import HeadwiseConfig
 from headwise.models.modeling_headwise import HeadwisePreTrainedModel
@@ -41,7 +42,7 @@ def sliced(
     load_around(made, model)
     whole = zip(made.attentions(), model.attentions(), plan.layers, kept, strict=True)
     for target, source, layer, parts in whole:
-        load_projections(target, _weights(source, layer, parts))
+        load_projections(target, _kept_projections(source, layer, parts))
     return made.train(model.training)
 
 
@@ -67,7 +68,9 @@ def _layer(layer: LayerPlan, kept: Sequence[Kept]) -> LayerPlan:
     return layer.model_copy(update={"heads": tuple(heads)})
 
 
-def _weights(attention: HeadwiseAttention, layer: LayerPlan, kept: Sequence[Kept]) -> Weights:
+def _kept_projections(
+    attention: HeadwiseAttention, layer: LayerPlan, kept: Sequence[Kept]
+) -> Projections:
     rows: dict[str, list[int]] = {side: [] for side in PROJECTIONS}
     ends = dict.fromkeys(PROJECTIONS, 0)
     for head, part in zip(layer.heads, kept, strict=True):
@@ -82,15 +85,11 @@ def _weights(attention: HeadwiseAttention, layer: LayerPlan, kept: Sequence[Kept
             for _ in range(times):
                 rows[side] += [ends[side] + c for c in columns]
                 ends[side] += width
-    matrices, biases = {}, {}
-    for side, name in PROJECTIONS.items():
-        module = getattr(attention, name, None)
-        if module is None:
-            continue
-        index = torch.tensor(rows[side], device=module.weight.device)
-        axis = 1 if side == "output" else 0
-        matrices[side] = module.weight.detach().index_select(axis, index)
-        if module.bias is not None:
-            bias = module.bias.detach()
-            biases[side] = bias if side == "output" else bias[index]
-    return matrices, biases
+    made = {}
+    for side, whole in projections_of(attention).items():
+        index = torch.tensor(rows[side], device=whole.weight.device)
+        if side == "output":
+            made[side] = Projection(whole.weight.index_select(1, index), whole.bias)
+        else:
+            made[side] = whole.map(partial(torch.index_select, dim=0, index=index))
+    return Projections(made)

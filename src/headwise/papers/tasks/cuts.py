@@ -22,8 +22,6 @@ Nothing is refitted afterwards: the two are compared as cuts.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +29,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from headwise.baselines.parts import attention_weights
-from headwise.cutting.cut import cut_weights
-from headwise.models.attention_headwise import PROJECTIONS
-from headwise.models.backbones_headwise import Weights
-from headwise.models.build import load_projections
+from headwise.cutting.cut import cut_projections
+from headwise.models.attention_headwise import PROJECTIONS, SIDES
+from headwise.models.backbones_headwise import Projection, Projections, projections_of
 from headwise.models.slicing import qk_columns
 from headwise.plan import HeadSpec, LayerPlan, Plan
 from headwise.planning.cost import layer_params
@@ -46,10 +42,9 @@ from headwise.profiling.settings import ProfileSettings
 from headwise.profiling.source import Sequences
 
 
-def widened(dense: LayerPlan, narrow: LayerPlan, weights: Weights) -> Weights:
+def widened(dense: LayerPlan, narrow: LayerPlan, cut: Projections) -> Projections:
     """The projections of `narrow` in the shape of `dense`."""
-    matrices, biases = weights
-    assert not biases, "narrow heads with biases"
+    assert not any(cut.has_bias(side) for side in SIDES), "narrow heads with biases"
     places: dict[str, list[int]] = {side: [] for side in PROJECTIONS}
     ends = dict.fromkeys(PROJECTIONS, 0)
     for whole, head in zip(dense.heads, narrow.heads, strict=True):
@@ -62,52 +57,42 @@ def widened(dense: LayerPlan, narrow: LayerPlan, weights: Weights) -> Weights:
                 places[side] += [ends[side] + c for c in columns]
                 ends[side] += width
     made = {}
-    for side, matrix in matrices.items():
-        axis = _axis(side)
+    for side, projection in cut.items():
+        matrix, axis = projection.weight, _axis(side)
         shape = list(matrix.shape)
         shape[axis] = ends[side]
         index = torch.tensor(places[side])
-        made[side] = matrix.new_zeros(shape).index_copy(axis, index, matrix)
-    return made, {}
+        made[side] = Projection(matrix.new_zeros(shape).index_copy(axis, index, matrix))
+    return Projections(made)
 
 
-def group_weights(layer: LayerPlan, group: int, weights: Weights) -> Weights:
+def group_projections(layer: LayerPlan, group: int, whole: Projections) -> Projections:
     """The part of a layer's projections that belongs to one head group."""
-    return {
-        side: matrix.narrow(_axis(side), *_span(layer, group, side)).clone()
-        for side, matrix in weights[0].items()
-    }, {}
+    return Projections(
+        {
+            side: Projection(p.weight.narrow(_axis(side), *_span(layer, group, side)))
+            for side, p in whole.items()
+        }
+    )
 
 
-def head_weights(layer: LayerPlan, group: int, query: int, weights: Weights) -> Weights:
+def head_projections(layer: LayerPlan, group: int, query: int, whole: Projections) -> Projections:
     """One query head of a head group, with the keys and values it reads."""
-    mine, _ = group_weights(layer, group, weights)
+    mine = group_projections(layer, group, whole)
+    own = {}
     for side in ("query", "output"):
-        width = mine[side].shape[_axis(side)] // layer.heads[group].queries
-        mine[side] = mine[side].narrow(_axis(side), query * width, width).clone()
-    return mine, {}
+        weight = mine[side].weight
+        width = weight.shape[_axis(side)] // layer.heads[group].queries
+        own[side] = Projection(weight.narrow(_axis(side), query * width, width))
+    return mine.replaced(**own)
 
 
-def without_groups(layer: LayerPlan, groups: set[int], weights: Weights) -> Weights:
+def without_groups(layer: LayerPlan, groups: set[int], whole: Projections) -> Projections:
     """The layer's projections with the outputs of some head groups set to zero."""
-    made = {side: matrix.clone() for side, matrix in weights[0].items()}
+    W_O = whole["output"].weight.clone()
     for group in groups:
-        made["output"].narrow(1, *_span(layer, group, "output")).zero_()
-    return made, weights[1]
-
-
-@contextmanager
-def replaced(model: Any, layers: Mapping[int, Weights]) -> Iterator[None]:
-    """Give the model other projections in some layers while the context is open."""
-    attentions = model.attentions()
-    before = {i: attention_weights(attentions[i]) for i in layers}
-    try:
-        for i, weights in layers.items():
-            load_projections(attentions[i], weights)
-        yield
-    finally:
-        for i, weights in before.items():
-            load_projections(attentions[i], weights)
+        W_O.narrow(1, *_span(layer, group, "output")).zero_()
+    return whole.replaced(output=Projection(W_O, whole["output"].bias))
 
 
 def _sides(head: HeadSpec, qk: list[int], vo: list[int]) -> dict[str, tuple[list[int], int, int]]:
@@ -138,7 +123,7 @@ WAYS: tuple[Way, ...] = ("width", "heads")
 class CutLayers:
     """Projections in the dense shape by layer, and the number of parameters that are cut."""
 
-    layers: dict[int, Weights]
+    layers: dict[int, Projections]
     removed: int
 
 
@@ -151,13 +136,13 @@ def profile_windows(model: Any, ids: np.ndarray) -> Profile:
         return profile_model(ProfileJob(model, "model", rows, settings), Path(folder) / "profile")
 
 
-def cut_to_plan(model: Any, profile: Profile, plan: Plan) -> dict[int, Weights]:
+def cut_to_plan(model: Any, profile: Profile, plan: Plan) -> dict[int, Projections]:
     """Cut the layers that a plan narrows; their projections in the dense shape."""
     made = {}
     for i, (dense, narrow) in enumerate(zip(profile.plan.layers, plan.layers, strict=True)):
         if dense != narrow:
-            weights = attention_weights(model.attentions()[i])
-            made[i] = widened(dense, narrow, cut_weights(profile, plan, i, weights))
+            whole = projections_of(model.attentions()[i])
+            made[i] = widened(dense, narrow, cut_projections(profile, plan, i, whole))
     return made
 
 
@@ -181,7 +166,7 @@ def cut_third(model: Any, profile: Profile, layers: range, way: Way, groups_kept
         layer = dense.layers[i]
         kept = most_valuable(group_importance(profile, i), groups_kept)
         gone = set(range(len(layer.heads))) - set(kept)
-        made[i] = without_groups(layer, gone, attention_weights(model.attentions()[i]))
+        made[i] = without_groups(layer, gone, projections_of(model.attentions()[i]))
         left = layer.model_copy(update={"heads": tuple(layer.heads[j] for j in kept)})
         removed += layer_params(layer, d_model) - layer_params(left, d_model)
     return CutLayers(made, removed)

@@ -17,8 +17,9 @@ import torch
 from headwise.data.text import read_source
 from headwise.data.tokens import token_stream
 from headwise.measure.robustness import Attack, greedily_swapped, noisy, sequence_losses
+from headwise.models.build import replaced_projections
 from headwise.papers.harness.claim import Trial, Values
-from headwise.papers.tasks.cuts import cut_to_plan, profile_windows, replaced
+from headwise.papers.tasks.cuts import cut_to_plan, profile_windows
 from headwise.papers.tasks.pretrained import (
     CHARACTERS,
     TEXT,
@@ -134,7 +135,7 @@ def _measure_cuts(
         if policy is not None:
             problem = fit_problem(profile, policy, WidthRules(multiple_of=2))
             plan = fit(problem, Budget(attn_params=Limit(share=share))).plan
-        with replaced(model, cut_to_plan(model, profile, plan)):
+        with replaced_projections(model, cut_to_plan(model, profile, plan)):
             found[name] = {**disturb(model, inputs), "params": cost(plan).attn_params}
     return found
 

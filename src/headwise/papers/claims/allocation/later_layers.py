@@ -53,7 +53,8 @@ def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
 
 def run(trial: Trial) -> Values:
     """The rise of the loss for every third, way and share."""
-    from headwise.papers.tasks.cuts import WAYS, cut_third, profile_windows, replaced
+    from headwise.models.build import replaced_projections
+    from headwise.papers.tasks.cuts import WAYS, cut_third, profile_windows
     from headwise.papers.tasks.pretrained import pretrained_model, trial_windows, window_loss
 
     p = trial.parameters
@@ -70,7 +71,7 @@ def run(trial: Trial) -> Values:
         for kept in p["groups_kept"]:
             for way in WAYS:
                 cut = cut_third(model, profile, layers, way, kept)
-                with replaced(model, cut.layers):
+                with replaced_projections(model, cut.layers):
                     rise = window_loss(model, scored) - dense
                 found = {"way": way, "removed": cut.removed, "rise": rise}
                 rows.append({"third": THIRDS[third], "kept": kept, **found})

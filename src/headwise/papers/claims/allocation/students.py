@@ -23,13 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.baselines.parts import attention_weights
 from headwise.models.attention_headwise import HeadwiseAttention, Surroundings
-from headwise.models.backbones_headwise import Weights
+from headwise.models.backbones_headwise import Projection, Projections, projections_of
 from headwise.models.build import load_projections, plan_of, spread_planes
 from headwise.models.configuration_headwise import Head, Layer
 from headwise.papers.harness.claim import Trial, Values
-from headwise.papers.tasks.cuts import head_weights
+from headwise.papers.tasks.cuts import head_projections
 from headwise.papers.tasks.pretrained import (
     batches,
     documents,
@@ -65,7 +64,7 @@ class HeadStart:
     """The shape and the weights that a student begins with."""
 
     spec: HeadSpec
-    weights: Weights
+    projections: Projections
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def measure_students(trial: Trial, methods: Sequence[str]) -> Values:
     aside = AttentionInputs(inputs.hidden[:n], inputs.rotations)
     own = HeadStart(
         heads.heads[group].model_copy(update={"queries": 1}),
-        head_weights(heads, group, query, attention_weights(attention)),
+        head_projections(heads, group, query, projections_of(attention)),
     )
     teacher = StandaloneHead(own, attention, inputs.rotations)
     fit = StudentFit(p["steps"], p["batch"], tuple(p["rates"]), trial.seed)
@@ -193,7 +192,7 @@ class StandaloneHead(nn.Module):
             rotary_planes=rotations[0].shape[-1] // 2,
         )
         self.attention = HeadwiseAttention(Layer((head,), frozenset(), frozenset()), around)
-        load_projections(self.attention, start.weights)
+        load_projections(self.attention, start.projections)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Windows × length × d_model."""
@@ -201,9 +200,9 @@ class StandaloneHead(nn.Module):
         output: Tensor = self.attention(hidden, position_embeddings=rotations)[0]
         return output
 
-    def weights(self) -> Weights:
-        """The four projections as they are now."""
-        return attention_weights(self.attention)
+    def projections(self) -> Projections:
+        """The four projections; the tensors are the head's own."""
+        return projections_of(self.attention)
 
 
 def relative_error(
@@ -233,7 +232,7 @@ def svd_start(teacher: StandaloneHead, inputs: AttentionInputs, width: int) -> H
     places = most_valuable((power["q"] * power["k"]).numpy(), width // 2)
     columns = [*places, *(half + p for p in places)]
     z = seen["z"].double().reshape(-1, vo)
-    matrices = {side: w.double() for side, w in teacher.weights()[0].items()}
+    matrices = {side: p.weight.double() for side, p in teacher.projections().items()}
     W_O = matrices["output"].unflatten(1, (g, vo))  # d_model × queries × vo
     basis = value_basis((z.mT @ z / len(z)).numpy(), W_O.permute(2, 1, 0).flatten(1).numpy())
     encode = torch.from_numpy(basis.encode[:, :width].copy())
@@ -244,21 +243,23 @@ def svd_start(teacher: StandaloneHead, inputs: AttentionInputs, width: int) -> H
         "value": encode.mT @ matrices["value"],
         "output": (W_O @ decode.mT).flatten(1),
     }
-    return HeadStart(_narrowed(spec, width, places), ({s: w.float() for s, w in made.items()}, {}))
+    own = Projections.of(w.float() for w in made.values())
+    return HeadStart(_narrowed(spec, width, places), own)
 
 
 def random_start(teacher: StandaloneHead, width: int, seed: int) -> HeadStart:
     """Random projections as large as the teacher's, on planes spread over all frequencies."""
     generator = torch.Generator().manual_seed(seed)
     spec, made = teacher.spec, {}
-    for side, matrix in teacher.weights()[0].items():
-        axis = 1 if side == "output" else 0
+    for side, projection in teacher.projections().items():
+        matrix, axis = projection.weight, 1 if side == "output" else 0
         full = spec.vo_dim if side in ("value", "output") else spec.qk_dim
         shape = list(matrix.shape)
         shape[axis] = shape[axis] * width // full
-        made[side] = torch.randn(shape, generator=generator) * matrix.square().mean().sqrt()
+        drawn = torch.randn(shape, generator=generator) * matrix.square().mean().sqrt()
+        made[side] = Projection(drawn)
     places = list(spread_planes(width // 2, spec.qk_dim // 2))
-    return HeadStart(_narrowed(spec, width, places), (made, {}))
+    return HeadStart(_narrowed(spec, width, places), Projections(made))
 
 
 def _activations(teacher: StandaloneHead, inputs: AttentionInputs) -> dict[str, Tensor]:
