@@ -36,7 +36,7 @@ def test_a_model_is_cut_through_the_public_api(place):
     profile = hw.profile("model", **options)
     plan = hw.fit(profile, attn_params="75%", kv_bytes="80%", multiple_of=2)
     small = hw.cut(profile, plan, out="again")
-    found = hw.verify(small, against="model", text="held-out.txt", max_tokens=64, repeats=2)
+    found = hw.verify(small, against="model", text="held-out.txt", tokens=64, repeats=2)
     assert found.size.attn_params.cut == found.size.attn_params.cut_plan
     assert found.speed.decode.ratio > 0
     assert hw.load("again").config.model_type == "headwise"
@@ -107,7 +107,7 @@ def test_wrong_arguments_are_one_sentence(place):
         hw.compress("model", text="notes.txt", attn_param="75%", out="small")
     with pytest.raises(hw.HeadwiseError, match="got neither"):
         hw.compress("model", text="notes.txt", out="small")
-    with pytest.raises(hw.HeadwiseError, match="a fit needs a limit"):
+    with pytest.raises(hw.HeadwiseError, match="a fit needs a budget"):
         hw.fit(hw.profile("model", text="notes.txt", tokens=480, length=16))
     assert not (place / "small").exists()
 

@@ -15,10 +15,10 @@ def test_a_recipe_comes_back_from_its_file(tmp_path):
     assert (tmp_path / "recipe.yaml").read_text() == (
         "format: headwise-recipe/1\n"
         "verb: compress\n"
-        "attn_params: 75%\n"
-        "granularity: layer\n"
         "model: m\n"
         "text: notes.txt\n"
+        "attn_params: 75%\n"
+        "granularity: layer\n"
         "held_out:\n- other.txt\n"
         "fit: 0\n"
     )
@@ -28,8 +28,8 @@ def test_a_recipe_comes_back_from_its_file(tmp_path):
     ("change", "message"),
     [
         ("txt: notes.txt", "unknown key 'txt' in the top level. Did you mean 'text'?"),
-        ("tokens: many", "tokens: input should be a valid integer"),
-        ("tokens: 0", "tokens: input should be greater than or equal to 1, got 0"),
+        ("tokens: many", "tokens must be a whole number"),
+        ("tokens: 0", "tokens must be at least 1, got 0"),
         ("granularity: heads", "granularity must be 'head', 'layer' or 'model', got 'heads'"),
         ("attn_params: 130%", "must be a share above 0% and up to 100%"),
         ("verb: compres", "Did you mean 'compress'?"),

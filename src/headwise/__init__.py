@@ -16,6 +16,7 @@ from headwise.models import registration
 
 if TYPE_CHECKING:
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.measure.evaluation import Evaluation as Evaluation
     from headwise.measure.record import Targets as Targets
     from headwise.measure.record import Verification as Verification
     from headwise.pipeline import CompressResult as CompressResult
@@ -23,11 +24,7 @@ if TYPE_CHECKING:
     from headwise.pipeline import compare as compare
     from headwise.pipeline import compress as compress
     from headwise.pipeline import cut as cut
-    from headwise.pipeline import fit as fit
-    from headwise.pipeline import load as load
     from headwise.pipeline import profile as profile
-    from headwise.pipeline import run as run
-    from headwise.pipeline import verify as verify
     from headwise.plan import Budget as Budget
     from headwise.plan import Cost as Cost
     from headwise.plan import HeadSpec as HeadSpec
@@ -35,45 +32,40 @@ if TYPE_CHECKING:
     from headwise.plan import Limit as Limit
     from headwise.plan import ModelShape as ModelShape
     from headwise.plan import Plan as Plan
+    from headwise.plans import fit as fit
+    from headwise.plans import new_plan as new_plan
+    from headwise.plans import sweep as sweep
     from headwise.profiling.format import Profile as Profile
     from headwise.reporting.pages import report as report
     from headwise.source import Source as Source
     from headwise.source import open_source as open_source
     from headwise.training.recover import RecoverResult as RecoverResult
-    from headwise.training.recover import recover as recover
     from headwise.training.train import TrainResult as TrainResult
-    from headwise.training.train import train as train
+    from headwise.verbs import evaluate as evaluate
+    from headwise.verbs import load as load
+    from headwise.verbs import recover as recover
+    from headwise.verbs import run as run
+    from headwise.verbs import train as train
+    from headwise.verbs import verify as verify
 
 __version__ = "0.1.0"
 
-# Where each public name lives.
-_HOME = {
-    "HeadwiseError": "headwise.errors",
-    "Profile": "headwise.profiling.format",
-    "report": "headwise.reporting.pages",
-    **dict.fromkeys(("RecoverResult", "recover"), "headwise.training.recover"),
-    **dict.fromkeys(("TrainResult", "train"), "headwise.training.train"),
-    **dict.fromkeys(("Targets", "Verification"), "headwise.measure.record"),
-    **dict.fromkeys(("Source", "open_source"), "headwise.source"),
-    **dict.fromkeys(
-        ("Budget", "Cost", "HeadSpec", "LayerPlan", "Limit", "ModelShape", "Plan"), "headwise.plan"
-    ),
-    **dict.fromkeys(
-        (
-            "CompressResult",
-            "CutResult",
-            "compare",
-            "compress",
-            "cut",
-            "fit",
-            "load",
-            "profile",
-            "run",
-            "verify",
-        ),
-        "headwise.pipeline",
-    ),
+# The public names of each module.
+_NAMES = {
+    "headwise.errors": "HeadwiseError",
+    "headwise.measure.evaluation": "Evaluation",
+    "headwise.measure.record": "Targets Verification",
+    "headwise.pipeline": "CompressResult CutResult compare compress cut profile",
+    "headwise.plan": "Budget Cost HeadSpec LayerPlan Limit ModelShape Plan",
+    "headwise.plans": "fit new_plan sweep",
+    "headwise.profiling.format": "Profile",
+    "headwise.reporting.pages": "report",
+    "headwise.source": "Source open_source",
+    "headwise.training.recover": "RecoverResult",
+    "headwise.training.train": "TrainResult",
+    "headwise.verbs": "evaluate load recover run train verify",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # noqa: PLE0605
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from headwise.artifacts import check_output, versions, wrote
+from headwise.artifacts import check_output, wrote
 from headwise.baselines.bench import Comparison
 from headwise.baselines.catalogue import CompareSettings
 from headwise.baselines.comparison import run_comparison
@@ -28,39 +28,33 @@ from headwise.cutting.settings import CutSettings
 from headwise.data.images import Images, held_out_images, read_images
 from headwise.data.split import held_out_split
 from headwise.data.text import Text, read_source
-from headwise.errors import BudgetError, HeadwiseError, OutputError, StoppedError
-from headwise.measure.record import VERIFY_RECORD, Targets, Verification, read_verification
+from headwise.errors import HeadwiseError, OutputError, StoppedError
+from headwise.measure.record import VERIFY_RECORD, Verification, read_verification
 from headwise.measure.verification import VerifySettings
 from headwise.measure.verification import verify as verify_model
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
-from headwise.plan import Budget, Cost, Plan
+from headwise.plan import Cost, Plan
 from headwise.planning.cost import cost, dense_cost
-from headwise.planning.fit import WidthRules
-from headwise.planning.fit import fit as fit_widths
+from headwise.plans import fit_plan, read_plan, read_profile, width_rules
 from headwise.profiling.format import RECORD, Profile
 from headwise.profiling.run import ProfileJob, profile_model, profile_shared
 from headwise.profiling.settings import ProfileSettings
 from headwise.profiling.source import load_for_profiling, sequences, usual_length
-from headwise.profiling.worth import fit_problem
 from headwise.progress import Progress, silent
 from headwise.recipe import (
-    Budgets,
-    Calibrated,
     CompareRecipe,
     CompressRecipe,
+    OnDevice,
     ProfileRecipe,
-    Recipe,
-    read_recipe,
     write_recipe,
 )
-from headwise.records import read_file, write_record
+from headwise.records import write_record
 from headwise.reporting.card import write_card
 from headwise.runs import drop_partial, partial_of, read_run, resume_in_place, update_run
 from headwise.source import Source, open_source
-from headwise.training.checkpoint import Position, StepRecord
-from headwise.training.loop import Observer
+from headwise.training.loop import ProgressObserver
 from headwise.training.recover import recover as recover_model
-from headwise.training.settings import RecoverSettings, TrainSettings
+from headwise.training.settings import RecoverSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -123,7 +117,9 @@ def profile(
     >>> import headwise as hw
     >>> profile = hw.profile("./model", text="notes.txt")
     """
-    recipe = ProfileRecipe.of(model=_name(model), tokenizer=_given_name(tokenizer), **options)
+    recipe = ProfileRecipe.of(
+        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
+    )
     if out is not None:
         reads = [name for name in (recipe.model, recipe.text, recipe.images) if name]
         check_output(
@@ -138,11 +134,11 @@ def profile(
         how: dict[str, Any] = {"force": force, "progress": progress, "last": (REPORT,)}
         made = _profile(source, calibration, recipe, Path(out), processes, **how)
         if processes is None or processes.is_main_process:
-            _report_note(Path(out))
+            note_report(Path(out))
     return replace(made, source=source if source.folder is None else None)
 
 
-def _report_note(folder: Path, profile: Path | None = None) -> tuple[str, ...]:
+def note_report(folder: Path, profile: Path | None = None) -> tuple[str, ...]:
     """Write the report of a finished folder; the work is done, so a failure is only noted."""
     try:
         from headwise.reporting.pages import report  # charts are an extra
@@ -151,54 +147,6 @@ def _report_note(folder: Path, profile: Path | None = None) -> tuple[str, ...]:
     except HeadwiseError as error:
         return (f"No report: {error}",)
     return ()
-
-
-def fit(
-    profile: Profile | str | Path,
-    *,
-    policy: str = "sensitivity",
-    granularity: str = "head",
-    multiple_of: int = 8,
-    min_dim: int | None = None,
-    command: str = "",
-    **limits: Any,
-) -> Plan:
-    """The plan that loses least under limits on attn_params, params, kv_bytes or flops.
-
-    >>> import headwise as hw
-    >>> profile = hw.profile("./model", text="notes.txt")
-    >>> plan = hw.fit(profile, attn_params="75%", kv_bytes="50%")
-    """
-    budget = Budgets.of(**limits).budget
-    if not budget.limited:
-        raise BudgetError("a fit needs a limit such as attn_params='75%', got none; give one.")
-    rules = WidthRules(granularity, multiple_of, min_dim)
-    return fit_plan(_read(profile), budget, rules, policy, command)
-
-
-def fit_plan(
-    profile: Profile,
-    budget: Budget,
-    rules: WidthRules,
-    policy: str = "sensitivity",
-    command: str = "",
-) -> Plan:
-    """The fitted plan, with the command, versions and profile it came from."""
-    found = fit_widths(fit_problem(profile, policy, rules), budget)
-    return with_origin(found.plan, profile, command)
-
-
-def with_origin(plan: Plan, profile: Profile, command: str = "") -> Plan:
-    """A fitted plan that says which profile and versions it came from."""
-    origin = plan.origin.model_copy(
-        update={
-            "command": command,
-            "versions": versions(),
-            "profile_sha256": profile.sha256,
-            "notes": (*profile.record.notes, *plan.origin.notes),
-        }
-    )
-    return plan.model_copy(update={"origin": origin})
 
 
 def cut(
@@ -218,7 +166,7 @@ def cut(
     >>> profile = hw.profile("./model", text="notes.txt")
     >>> small = hw.cut(profile, hw.fit(profile, attn_params="75%"), out="small")
     """
-    read = _read(profile)
+    read = read_profile(profile)
     source = open_source(read.source or read.record.model if model is None else model)
     chosen = read_plan(plan)
     request = CutRequest(source, read, chosen, settings or CutSettings(), command)
@@ -246,36 +194,11 @@ def compress(
     >>> result = hw.compress("./model", attn_params="75%", text="notes.txt", out="smaller")
     >>> ratio, speed = result.verification.texts[0].ratio, result.verification.speed
     """
-    recipe = CompressRecipe.of(model=_name(model), tokenizer=_given_name(tokenizer), **options)
+    recipe = CompressRecipe.of(
+        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
+    )
     recipe.check()
     return _Compression(recipe, Path(out), force, progress, command).run(model, tokenizer)
-
-
-def verify(
-    cut: Model | CutResult | CompressResult,
-    *,
-    against: Model,
-    text: str | Path | Sequence[str | Path] = (),
-    images: str | Path | None = None,
-    targets: Targets | None = None,
-    progress: Progress = silent,
-    **settings: Any,
-) -> Verification:
-    """Measure a cut model against the model it was cut from, on text it was not calibrated on.
-
-    The first text is of the calibration text's kind; others show what the cut costs elsewhere.
-    `settings` are the fields of `headwise.measure.verification.VerifySettings`.
-
-    >>> import headwise as hw
-    >>> found = hw.verify("smaller", against="./model", text="held-out.txt")
-    """
-    names = [text] if isinstance(text, str | Path) else list(text)
-    first = str(names[0]) if names else None
-    given = [read_data(first, None if images is None else str(images))]
-    given += [read_source(str(name)) for name in names[1:]]
-    one = cut.out if isinstance(cut, CutResult | CompressResult) else cut
-    how = VerifySettings(**settings)
-    return verify_model(one, against, given, how, targets=targets, progress=progress)
 
 
 def compare(
@@ -296,9 +219,10 @@ def compare(
     >>> import headwise as hw
     >>> compared = hw.compare("./model", text="notes.txt", attn_params="75%", out="compared")
     """
-    recipe = CompareRecipe.of(model=_name(model), tokenizer=_given_name(tokenizer), **options)
+    recipe = CompareRecipe.of(
+        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
+    )
     budgets, methods, folder = recipe.budgets, recipe.chosen, Path(out)
-    WidthRules(multiple_of=recipe.multiple_of)  # refuses a wrong one before the long work
     calibration, measured = _compared_texts(recipe)
     settings = CompareSettings(max_tokens=recipe.verify_tokens, multiple_of=recipe.multiple_of)
     inputs = {
@@ -329,7 +253,7 @@ def compare(
         recovery = None
         if recipe.recover is not None:
             length = made.record.settings["length"]
-            recovery = RecoverSettings(recipe.recover, length=length, held_out=recipe.split)
+            recovery = RecoverSettings(recipe.recover, length=length, split=recipe.split)
         job = Comparison(
             source=source,
             profile=made,
@@ -348,7 +272,7 @@ def compare(
                 from headwise.reporting.pages import draw_comparison
 
                 draw_comparison(record, folder)
-        _report_note(folder)
+        note_report(folder)
     return record
 
 
@@ -393,42 +317,6 @@ def _recoverer(
     return recover
 
 
-def run(
-    recipe: str | Path | Recipe,
-    *,
-    out: str | Path,
-    force: bool = False,
-    progress: Progress = silent,
-    command: str = "",
-) -> Any:
-    """Do what a recipe says; the result is that of its verb.
-
-    >>> import headwise as hw
-    >>> again = hw.run("smaller/recipe.yaml", out="again")
-    """
-    found = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe))
-    options = {name: getattr(found, name) for name in found.options()}
-    common: dict[str, Any] = {"out": out, "force": force, "progress": progress}
-    match found:
-        case ProfileRecipe():
-            return profile(options.pop("model"), **common, **options)
-        case CompressRecipe():
-            return compress(options.pop("model"), command=command, **common, **options)
-        case CompareRecipe():
-            return compare(options.pop("model"), command=command, **common, **options)
-    raise AssertionError(found.verb)
-
-
-def load(model: str | Path, **how: Any) -> PreTrainedModel:
-    """A model, dense or headwise, ready to run: folder, hub name, .gguf file, builtin:smollm2.
-
-    >>> import headwise as hw
-    >>> model = hw.load("smaller")
-    """
-    found: PreTrainedModel = open_source(model).load(**how)
-    return found
-
-
 def read_data(text: str | None, images: str | None) -> Text | Images:
     """The one of a text and a set of images that was given."""
     if text is not None and images is None:
@@ -452,29 +340,6 @@ def split_data(data: Text | Images, share: float) -> tuple[Text | Images, Text |
     return Text(data.source, parts.train), Text(f"{data.source} (held out)", parts.held_out)
 
 
-def read_plan(plan: Plan | str | Path) -> Plan:
-    """A plan, or the one in a file."""
-    if isinstance(plan, Plan):
-        return plan
-    advice = "give a plan file, such as `headwise plan fit` writes"
-    return Plan.from_json(read_file(Path(plan), advice=advice), str(plan))
-
-
-class _Recovering(Observer):
-    """Passes the steps of a recovery on as progress."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.steps = progress, 0
-
-    def began(self, position: Position, settings: TrainSettings) -> None:
-        """The recovery starts, or resumes."""
-        self.steps = settings.steps
-
-    def stepped(self, record: StepRecord) -> None:
-        """A step is done."""
-        self.progress("recovering", record.step, self.steps)
-
-
 class _Compression:
     """One `compress`, stage by stage; each stage is skipped if it is finished already."""
 
@@ -496,7 +361,7 @@ class _Compression:
             force=self.force or _unfinished(self.out, CUT_RECORD, self.last),
             inputs=self._reads(),
         )
-        rules = WidthRules(recipe.granularity, recipe.multiple_of)
+        rules = width_rules(recipe)
         given = None if recipe.plan is None else read_plan(recipe.plan)
         data = read_data(recipe.text, recipe.images)
         calibration, held_out = self._split(data)
@@ -558,9 +423,9 @@ class _Compression:
             source,
             data,
             self.out,
-            settings=RecoverSettings(tokens=recipe.recover, length=length, held_out=recipe.split),
+            settings=RecoverSettings(tokens=recipe.recover, length=length, split=recipe.split),
             force=self.force,
-            observer=_Recovering(self.progress),
+            observer=ProgressObserver(self.progress, "recovering"),
             finishing=lambda made: self._finish(made, folder),
             last=self.last,
             command=self.command,
@@ -578,9 +443,13 @@ class _Compression:
         if found is not None:  # of a run that was killed after it
             return found
         settings = VerifySettings(max_tokens=self.recipe.verify_tokens)
-        targets = Targets(max_ratio=self.recipe.max_ratio)
         found = verify_model(
-            self.out, source, measured, settings, targets=targets, progress=self.progress
+            self.out,
+            source,
+            measured,
+            settings,
+            targets=self.recipe.targets,
+            progress=self.progress,
         )
         write_record(self.out / VERIFY_RECORD, found)
         return found
@@ -588,7 +457,7 @@ class _Compression:
     def _write_last(self, verification: Verification | None) -> None:
         if verification is not None:
             write_card(self.out)
-        self.notes += _report_note(self.out, self.profile_folder)
+        self.notes += note_report(self.out, self.profile_folder)
 
 
 def _profile_at(
@@ -640,7 +509,7 @@ def _profile(
     return profile_shared(job, folder, processes, finishing=finishing, **how)
 
 
-def _opened(model: Model, tokenizer: Any, recipe: Calibrated) -> Source:
+def _opened(model: Model, tokenizer: Any, recipe: OnDevice) -> Source:
     return open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
 
 
@@ -651,13 +520,11 @@ def _unfinished(out: Path, record: str, last: Sequence[str]) -> bool:
     return there and (lacks or partial_of(out).exists())
 
 
-def _name(model: Model) -> str:
+def model_name(model: Model) -> str:
+    """A model as a recipe names it."""
     return model.name if isinstance(model, Source) else str(getattr(model, "name_or_path", model))
 
 
-def _given_name(tokenizer: Any) -> str | None:
+def tokenizer_name(tokenizer: Any) -> str | None:
+    """A tokenizer as a recipe names it; a live one has no name."""
     return tokenizer if isinstance(tokenizer, str) else None
-
-
-def _read(profile: Profile | str | Path) -> Profile:
-    return profile if isinstance(profile, Profile) else Profile.read(Path(profile))

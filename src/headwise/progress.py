@@ -1,12 +1,21 @@
-"""The one way the library tells its caller how far long work is; printing is the caller's."""
+"""The one way the library reports the state of long work; printing is the caller's job.
+
+progress("training: loss 2.31", 40, 300)    step 40 of 300; after the colon, a detail
+note(progress, "Resuming after step 40.")   a message: 0 of 0
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# What is being done, how much of it is done, how much there is in all.
+# What is being done, how much of it is done, how much there is in total.
 Progress = Callable[[str, int, int], None]
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Report to nobody."""
+    """Report nothing."""
+
+
+def note(progress: Progress, message: str) -> None:
+    """Report a message instead of a count."""
+    progress(message, 0, 0)

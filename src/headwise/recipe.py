@@ -24,14 +24,16 @@ from headwise.artifacts import write_text
 from headwise.baselines.catalogue import METHODS, RECOVERED
 from headwise.cutting.settings import CutSettings
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
+from headwise.measure.record import Targets
 from headwise.plan import RESOURCES, Budget, Limit
 from headwise.profiling.settings import ProfileSettings
 from headwise.records import Record, first_problem, read_file, without_repeats
+from headwise.training.settings import RecoverSettings, TrainSettings
 
 RECIPE = "recipe.yaml"
 RECIPE_FORMAT: Literal["headwise-recipe/1"] = "headwise-recipe/1"
 SPLIT = 0.1  # of the text or the images, kept for verification
-_P, _C = ProfileSettings(), CutSettings()
+_P, _C, _T, _R = ProfileSettings(), CutSettings(), TrainSettings(), RecoverSettings()
 
 
 def _names(value: Any) -> Any:
@@ -50,10 +52,31 @@ def _limit(value: Any) -> Any:
     return str(Limit.parse(str(value)))
 
 
+def _numbers(value: Any) -> Any:
+    """Numbers as people write them: 1,0.5,0.25, or a list."""
+    if not isinstance(value, str):
+        return [value] if isinstance(value, int | float) else value
+    try:
+        return [float(part) for part in value.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"expected numbers separated by commas, such as 1,0.5,0.25, got {value!r}"
+        ) from None
+
+
 Name = Annotated[str, BeforeValidator(_name)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 LimitText = Annotated[str | None, BeforeValidator(_limit)]
 Granularity = Literal["head", "layer", "model"]
+Projection = Literal["query", "key", "value"]
+
+
+MODEL = "Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm."
+CUT_MODEL = "The cut model's folder."
+AGAINST = "The model it was cut from: folder, hub name, .gguf file or builtin:smollm2."
+TEXT = "file, folder, hub:owner/name or builtin:python"
+IMAGES = "a folder of images, or a .safetensors file with pixel_values"
 
 
 def option(default: Any, help_text: str, **rules: Any) -> Any:
@@ -62,7 +85,12 @@ def option(default: Any, help_text: str, **rules: Any) -> Any:
 
 
 class Recipe(Record):
-    """What all recipes share; a subclass lists the options of its verb."""
+    """What all recipes share; a subclass lists the options of its verb.
+
+    To add an option, add a field here or to one of the groups below: the Python keyword, the key in
+    YAML, the command-line option and the pages of documentation follow. The options of the last
+    group of a class come first, its own come last.
+    """
 
     format: Literal["headwise-recipe/1"] = RECIPE_FORMAT
     verb: str
@@ -71,6 +99,11 @@ class Recipe(Record):
     def options(cls) -> dict[str, FieldInfo]:
         """The fields that are options of the verb."""
         return {n: f for n, f in cls.model_fields.items() if n not in ("format", "verb")}
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The options that were given, as keyword arguments of the verb."""
+        return {n: getattr(self, n) for n in self.options() if n in self.model_fields_set}
 
     @classmethod
     def of(cls, **given: Any) -> Any:
@@ -89,27 +122,26 @@ class Recipe(Record):
         return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
-class Calibrated(Recipe):
-    """Options of the verbs that look at a model on text or images."""
+class OnDevice(Recipe):
+    """Options of the verbs that run a model."""
 
-    model: Name = option(..., "Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm.")
-    text: Name | None = option(
-        None, "Text to calibrate on: file, folder, hub:owner/name or builtin:python."
-    )
-    images: Name | None = option(
-        None,
-        "For image models, instead of --text: a folder of images, or a .safetensors file with "
-        "pixel_values.",
-    )
-    tokens: int = option(_P.tokens, "Tokens to calibrate on.", ge=1)
-    length: int | None = option(None, f"Tokens per sequence [min({_P.length}, the context)].", ge=2)
-    tokenizer: Name | None = option(None, "Tokenizer folder or tokenizer.json [the model's own].")
     device: str = option("auto", "auto, cpu, cuda or mps.")
     dtype: Literal["auto", "fp32", "bf16"] = option("auto", "auto, fp32 or bf16.")
+    tokenizer: Name | None = option(None, "Tokenizer folder or tokenizer.json [the model's own].")
     trust_remote_code: bool = option(False, "Run model code found in the folder.")
 
 
-class ProfileRecipe(Calibrated):
+class Calibrated(Recipe):
+    """Options of the verbs that look at a model on text or images."""
+
+    model: Name = option(..., MODEL)
+    text: Name | None = option(None, f"Text to calibrate on: {TEXT}.")
+    images: Name | None = option(None, f"For image models, instead of --text: {IMAGES}.")
+    tokens: int = option(_P.tokens, "Tokens to calibrate on.", ge=1)
+    length: int | None = option(None, f"Tokens per sequence [min({_P.length}, the context)].", ge=2)
+
+
+class ProfileRecipe(OnDevice, Calibrated):
     """Measure a model's heads on a text, or on images: one forward and one backward pass."""
 
     verb: Literal["profile"] = "profile"
@@ -126,18 +158,14 @@ class ProfileRecipe(Calibrated):
 class Budgets(Recipe):
     """Options of the verbs that plan under a budget."""
 
-    verb: str = "fit"
-
     attn_params: LimitText = option(
         None, "Limit on attention parameters: 75% of the dense model's, or a number (1.2M)."
     )
     params: LimitText = option(None, "Limit on all parameters.")
     kv_bytes: LimitText = option(None, "Limit on cached bytes per token.")
     flops: LimitText = option(None, "Limit on FLOPs per token.")
-    granularity: Granularity = option(
-        "head", "Widths free per head, or equal per layer or in the whole model."
-    )
     multiple_of: int = option(8, "Head widths are multiples of this.", ge=1)
+    min_dim: int | None = option(None, "Minimum head width [--multiple-of].", ge=1)
 
     @property
     def budget(self) -> Budget:
@@ -146,12 +174,84 @@ class Budgets(Recipe):
         return Budget(**{r: Limit.parse(v, _flag(r)) for r, v in stated.items() if v is not None})
 
 
-class CompressRecipe(Calibrated, Budgets):
+class Fitted(Budgets):
+    """Options of the verbs that fit widths to a profile."""
+
+    granularity: Granularity = option(
+        "head", "Widths free per head, or equal per layer or in the whole model."
+    )
+
+
+class NewPlanRecipe(Budgets):
+    """A plan for a new model under one or several budgets."""
+
+    verb: Literal["new_plan"] = "new_plan"
+    layers: int = option(..., "Number of layers.")
+    d_model: int = option(..., "Model width.")
+    heads: int = option(..., "Query heads per layer of the uniform model.")
+    context: int = option(..., "Context length in tokens.")
+    policy: str = option("theory", "theory, uniform or more-heads-late.")
+    kv_heads: int | None = option(None, "Key/value heads [--heads].")
+    head_dim: int | None = option(None, "Head width of the uniform model [--d-model ÷ --heads].")
+    family: str = option("llama", "Model family around the attention.")
+    ffn_dim: int | None = option(None, "MLP width [the family's].")
+    vocab_size: int | None = option(None, "Vocabulary size [the family's].")
+    token_dim: int | None = option(
+        None, "theory: dimensions that token vectors fill [the head width]."
+    )
+    kernel: Numbers = option((1.0,), "theory: weight of each lag, such as 1,0.5,0.25.")
+    identity: Annotated[tuple[Projection, ...], BeforeValidator(_names)] = option(
+        (), "A projection to replace by the identity: query, key or value; repeatable."
+    )
+
+
+class FitRecipe(Fitted):
+    """The plan that loses least under budgets, or saves most under a loss limit."""
+
+    verb: Literal["fit"] = "fit"
+    profile: Name = option(..., "A profile folder.")
+    max_loss: str | None = option(
+        None,
+        "Save as much as the predicted loss allows: a rise in nats per token (0.05) or in "
+        "perplexity (5%).",
+    )
+    resource: str = option(
+        "attn_params", "Resource to minimise (with --max-loss) or sweep (with --pareto)."
+    )
+    policy: str = option(
+        "sensitivity", "sensitivity, uniform, narrower-late, saturation or energy."
+    )
+    context: int | None = option(None, "Context length for counting FLOPs [the model's].", ge=1)
+
+
+class QualityTargets(Recipe):
+    """Quality that is demanded of a cut model; a missed target is exit code 1."""
+
+    max_ratio: float | None = option(
+        None, "Target: perplexity ÷ dense at most this on the first text.", ge=0
+    )
+    max_other_ratio: float | None = option(None, "Target: the same on every --held-out.", ge=0)
+    min_agreement: float | None = option(
+        None, "Target: share of positions with the dense model's top token (or class).", ge=0, le=1
+    )
+    min_cosine: float | None = option(
+        None, "Target for encoders and image models: mean cosine similarity.", ge=-1, le=1
+    )
+
+    @property
+    def targets(self) -> Targets:
+        """The targets as one value."""
+        found: dict[str, Any] = _fields(self, Targets)
+        limits = {n: Limit.parse(v, _flag(n)) for n, v in found.items() if isinstance(v, str)}
+        return Targets(**{**found, **limits})
+
+
+class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
     """Cut a trained model down to a budget: profile, plan, cut, recover if asked, verify."""
 
     verb: Literal["compress"] = "compress"
     plan: Name | None = option(None, "Cut to this plan (from `plan fit`) instead of a budget.")
-    profile: Name | None = option(None, "The profile, made if it is not there [OUT.profile].")
+    profile: Name | None = option(None, "Profile folder, made if it does not exist [OUT.profile].")
     split: float = option(SPLIT, "Share of --text held out for verification.", ge=0, lt=1)
     held_out: Names = option((), "Also verify on this text; repeatable.")
     refit: bool = option(
@@ -168,9 +268,6 @@ class CompressRecipe(Calibrated, Budgets):
     )
     verify: bool = option(True, "Measure the result against the source.")
     verify_tokens: int = option(16384, "Tokens of each text to verify on.", ge=1)
-    max_ratio: float | None = option(
-        None, "Target: perplexity ÷ dense at most this; exit code 1 if it is missed.", ge=0
-    )
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
@@ -180,18 +277,21 @@ class CompressRecipe(Calibrated, Budgets):
                 f"a cut needs a budget such as {_flag('attn_params')} 75%, or a plan, got {came}; "
                 "give one of them."
             )
-        if self.max_ratio is not None and not self.verify:
-            raise HeadwiseError("--max-ratio needs the verification that --no-verify leaves out.")
+        for name in QualityTargets.options():
+            if getattr(self, name) is not None and not self.verify:
+                raise HeadwiseError(
+                    f"{_flag(name)} needs the verification that --no-verify leaves out."
+                )
         if self.images is None:
             return
-        for name in ("recover", "held_out", "max_ratio"):
+        for name in ("recover", "held_out", "max_ratio", "max_other_ratio"):
             if getattr(self, name):
                 raise HeadwiseError(
                     f"{_flag(name)} is for models of text, not with --images; leave it out."
                 )
 
 
-class CompareRecipe(Calibrated):
+class CompareRecipe(OnDevice, Calibrated):
     """Cut a model by every method to the same counted budgets, and measure them alike."""
 
     verb: Literal["compare"] = "compare"
@@ -201,7 +301,7 @@ class CompareRecipe(Calibrated):
     methods: str | None = option(None, f"Which of {', '.join(METHODS)} [all].")
     split: float = option(SPLIT, "Share of --text held out to measure on.", ge=0, lt=1)
     held_out: Names = option((), "Also measure on this text; repeatable.")
-    profile: Name | None = option(None, "The profile, made if it is not there [OUT/profile].")
+    profile: Name | None = option(None, "Profile folder, made if it does not exist [OUT/profile].")
     recover: int | None = option(None, f"Tokens to train on, for {RECOVERED}.", ge=1)
     verify_tokens: int = option(16384, "Tokens of each text to measure on.", ge=1)
     multiple_of: int = option(8, "Our head widths are multiples of this.", ge=1)
@@ -232,11 +332,117 @@ class CompareRecipe(Calibrated):
         return tuple(name for name in METHODS if name in names)
 
 
+class RecoverRecipe(Recipe):
+    """Train the attention of a cut model on the predictions of the dense one."""
+
+    verb: Literal["recover"] = "recover"
+    model: Name = option(..., CUT_MODEL)
+    against: Name = option(..., AGAINST)
+    text: Name = option(..., f"Text to train on: {TEXT}.")
+    tokens: int = option(_R.tokens, "Tokens to train on.", ge=1)
+    length: int = option(_R.length, "Tokens per window.", ge=2)
+    batch_size: int = option(_R.batch_size, "Windows per step, over all processes.")
+    lr: float = option(_R.lr, "Peak learning rate, relative to each matrix's root mean square.")
+    seed: int = option(_R.seed, "Random seed for the batches.")
+    split: float = option(_R.split, "Share of --text held out for validation.")
+    save_every: int = option(_R.save_every, "Steps between checkpoints.")
+    device: str = option(_R.device, "auto, cpu, cuda or mps.")
+
+    @property
+    def settings(self) -> RecoverSettings:
+        """How to train."""
+        return RecoverSettings(**_fields(self, RecoverSettings))
+
+
+class TrainRecipe(Recipe):
+    """Train a plan's model from scratch."""
+
+    verb: Literal["train"] = "train"
+    plan: Name | None = option(None, "The plan file.")
+    text: Name | None = option(None, f"Text to train on: {TEXT}.")
+    steps: int = option(_T.steps, "Optimizer steps.")
+    tokens: int | None = option(None, "Tokens to train on, instead of --steps.")
+    batch_size: int = option(_T.batch_size, "Windows per step, over all processes.")
+    context: int | None = option(None, "Tokens per window [the plan's].")
+    lr: float = option(_T.lr, "Peak learning rate.")
+    min_lr: float | None = option(None, "Final learning rate [--lr ÷ 10].")
+    weight_decay: float = option(_T.weight_decay, "Decoupled weight decay.")
+    warmup: int | None = option(None, "Warmup steps [--steps ÷ 20].")
+    clip: float = option(_T.clip, "Clip gradients to this norm.")
+    accumulate: int = option(_T.accumulate, "Gradient accumulation steps.")
+    seed: int = option(_T.seed, "Random seed for weights, batches and dropout.")
+    split: float = option(_T.split, "Share of --text held out for validation.")
+    eval_every: int = option(_T.eval_every, "Steps between validations.")
+    eval_windows: int = option(_T.eval_windows, "Windows per validation.")
+    save_every: int = option(_T.save_every, "Steps between checkpoints.")
+    keep: int = option(_T.keep, "Checkpoints to keep.")
+    dtype: str = option(_T.dtype, "auto, fp32 or bf16.")
+    device: str = option(_T.device, "auto, cpu, cuda or mps.")
+    tokenizer: Name | None = option(
+        None, "Tokenizer folder or tokenizer.json [trained on the text]."
+    )
+    vocab_size: int | None = option(
+        None, "Vocabulary size of a trained tokenizer [the plan's, else 4096]."
+    )
+    max_chars: int | None = option(None, "Use only the first N characters of the text.")
+
+    @property
+    def settings(self) -> TrainSettings:
+        """How to train."""
+        return TrainSettings(**_fields(self, TrainSettings))
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.tokens is not None and "steps" in self.model_fields_set:
+            raise HeadwiseError("--steps and --tokens both say how long to train; give only one.")
+
+
+class VerifyRecipe(OnDevice, QualityTargets):
+    """Measure a cut model against the model it was cut from."""
+
+    verb: Literal["verify"] = "verify"
+    model: Name = option(..., CUT_MODEL)
+    against: Name = option(..., AGAINST)
+    text: Name | None = option(None, f"Text like the calibration text, but not part of it: {TEXT}.")
+    images: Name | None = option(None, f"For image models, instead of --text: {IMAGES}.")
+    held_out: Names = option((), "Also verify on this text; repeatable.")
+    tokens: int | None = option(None, "Tokens of each text to score [all].", ge=1)
+    window: int | None = option(None, "Tokens per window [min(the context, 1024)].", ge=1)
+    stride: int | None = option(None, "Tokens scored per window [--window].", ge=1)
+    repeats: int = option(5, "Timing runs per model; 0 skips the timing.", ge=0)
+    max_attn_params: LimitText = option(
+        None, "Target: attention parameters, 75% of the dense model's or a number."
+    )
+    max_params: LimitText = option(None, "Target: all parameters.")
+    max_kv_bytes: LimitText = option(None, "Target: cached bytes per token.")
+
+
+class EvaluateRecipe(OnDevice):
+    """Score a text: nats per token, perplexity, bits per byte."""
+
+    verb: Literal["eval"] = "eval"
+    model: Name = option(..., MODEL)
+    text: Name = option(..., f"Text to score: {TEXT}.")
+    tokens: int | None = option(None, "Tokens to score [all].", ge=1)
+    window: int | None = option(None, "Tokens per window [min(the context, 1024)].", ge=1)
+    stride: int | None = option(None, "Tokens scored per window [--window ÷ 2].", ge=1)
+
+
 RECIPES: dict[str, type[Recipe]] = {
-    "compare": CompareRecipe,
-    "compress": CompressRecipe,
-    "profile": ProfileRecipe,
+    kind.model_fields["verb"].default: kind
+    for kind in (
+        CompareRecipe,
+        CompressRecipe,
+        EvaluateRecipe,
+        FitRecipe,
+        NewPlanRecipe,
+        ProfileRecipe,
+        RecoverRecipe,
+        TrainRecipe,
+        VerifyRecipe,
+    )
 }
+FOLDERS = frozenset({"compare", "compress", "profile", "recover", "train"})  # verbs that make one
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -268,6 +474,11 @@ def read_recipe(path: Path) -> Recipe:
 def write_recipe(folder: Path, recipe: Recipe) -> None:
     """Put the recipe into an output folder."""
     write_text(folder / RECIPE, recipe.to_yaml(), force=True)
+
+
+def _fields(recipe: Recipe, settings: Any) -> dict[str, Any]:
+    """What a recipe says of the fields of a settings class."""
+    return {n: getattr(recipe, n) for n in settings.__dataclass_fields__ if n in recipe.options()}
 
 
 def _problem(error: ValidationError, kind: type[Recipe]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ def read_file(path: Path, *, most: int = MAX_BYTES, advice: str = "check it") ->
             )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise HeadwiseError(f"{path} is not there; {advice}.") from error
+        raise HeadwiseError(f"{path} does not exist; {advice}.") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise HeadwiseError(f"{path} cannot be read ({reason}); {advice}.") from error
@@ -216,7 +217,25 @@ def first_problem(
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{message}{f' ({_place(loc)})' if loc else ''}."
-    return f"{_place(loc)}: {message[0].lower()}{message[1:]}, got {quoted(problem['input'])}."
+    wanted = message.removeprefix("Input should be ").split(", ")[0]
+    for theirs, ours in _PLAINER.items():
+        wanted = re.sub(theirs, ours, wanted)
+    verb = " must be" if message.startswith("Input should be ") else ":"
+    wanted = f"{_place(loc)}{verb} {wanted}"
+    return f"{wanted}, got {quoted(problem['input'])}."
+
+
+_PLAINER = {  # pydantic's words for what was expected
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+    r"valid dictionary or instance of \w+": "mapping of keys to values",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+}
 
 
 def _place(loc: Sequence[int | str]) -> str:

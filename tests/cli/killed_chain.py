@@ -9,7 +9,6 @@ ends, both drawn from the seed. A life that finishes before its death is put asi
 … and the next one starts from nothing. Prints what happened as JSON.
 """
 
-import contextlib
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import transformers  # noqa: F401
 
-import headwise.cli.training_view as views
+from headwise import pipeline, verbs
 from headwise.cli import main
 from headwise.cutting import run  # noqa: F401
 from headwise.reporting import pages  # noqa: F401
@@ -37,9 +36,8 @@ class Losses(Observer):
             stream.write(json.dumps(row) + "\n")
 
 
-@contextlib.contextmanager
-def view(shown):
-    yield Losses()
+def watcher(progress, what):
+    return Losses()
 
 
 def life(words, folder):
@@ -52,7 +50,7 @@ def life(words, folder):
         os.chdir(folder)
         for stream, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-        views.training_view = view
+        verbs.ProgressObserver = pipeline.ProgressObserver = watcher
         sys.argv = ["headwise", *words]
         main.main()
     except SystemExit as end:

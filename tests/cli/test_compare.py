@@ -119,7 +119,7 @@ def test_a_finished_comparison_is_not_run_again_and_can_be_added_to(headwise, pl
         *words(place, finished, "--attn-params", "60%", "--methods", "clover,energy", *other)
     )
     assert again.code == 0, again.err
-    assert "is finished already; nothing was run" in again.err
+    assert "is finished; nothing was run" in again.err
     assert "clover" in again.out
     more = ("--attn-params", "80%", "--methods", "clover", "--json")
     added = headwise(*words(place, finished, *more, *other))
@@ -217,7 +217,7 @@ def test_force_starts_again(headwise, place, tmp_path):
         (("--methods", "svdllm"), "Did you mean 'svd-llm'?"),
         (("--methods", "clover", "--recover", "99"), "got --recover without it"),
         (("--methods", "headwise+recovery"), "got it without --recover"),
-        (("--multiple-of", "0"), "--multiple-of: input should be greater than or equal to 1"),
+        (("--multiple-of", "0"), "--multiple-of must be at least 1"),
         (("--held-out", "nowhere.txt"), "nowhere.txt does not exist"),
         (("--length", "160"), "at most the model's context of 128"),
     ],

@@ -88,7 +88,9 @@ def test_bad_input_is_one_sentence(model, text, tmp_path):
     assert "stride from 1 to window" in message
     assert "does not exist" in _message(tmp_path / "none", "--text", text)
     assert "does not exist" in _message(model, "--text", tmp_path / "none.txt")
-    assert "dtype must be one of" in _message(model, "--text", text, "--dtype", "fp8")
+    assert "--dtype must be 'auto', 'fp32' or 'bf16', got 'fp8'" in _message(
+        model, "--text", text, "--dtype", "fp8"
+    )
     assert "device must be" in _message(model, "--text", text, "--device", "abacus")
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in _message(tmp_path / "empty", "--text", text)

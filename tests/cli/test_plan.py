@@ -51,12 +51,12 @@ def test_context_changes_flops_only(headwise, tmp_path):
         ("--kv-bytes 50% --min-dim 64", "smallest allowed plan costs"),
         ("--policy theorie", "Did you mean 'theory'?"),
         ("--family gtp2", "Did you mean 'gpt2'?"),
-        ("--identity querry", "Did you mean 'query'?"),
+        ("--identity querry", "must be 'query', 'key' or 'value', got 'querry'"),
         ("--kv-heads 5", "kv-heads must divide the number of heads 12, got 5"),
         ("--token-dim 0", "token"),
-        ("--kernel a,b", "--kernel must be numbers separated by commas"),
+        ("--kernel a,b", "expected numbers separated by commas"),
         ("--ffn-dim -3", "ffn_dim"),
-        ("--multiple-of 0", "multiple-of and min-dim must be at least 1"),
+        ("--multiple-of 0", "--multiple-of must be at least 1"),
         ("--min-dim 9999", "must be at most the head width 64, got 9999"),
         ("--multiple-of 1000000", "must be at most the head width 64"),
         ("--layers 1000000", "at most 200000 key/value heads in all"),
@@ -90,11 +90,11 @@ def test_an_existing_plan_is_kept(headwise, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "does not exist; give the path of a plan file"),
+        (None, "does not exist; give a plan file"),
         ("{", "invalid JSON at line 1"),
         ("{}", "must be a JSON object with format 'headwise-plan/1'"),
         ('{"format": "headwise-plan/1", "shpae": {}}', "Did you mean 'shape'?"),
-        (b"\xff\xfe\x00", "cannot be read as a plan file"),
+        (b"\xff\xfe\x00", "cannot be read (it is not UTF-8 text); give a plan file"),
     ],
 )
 def test_bad_plan_files(headwise, tmp_path, text, message):

@@ -61,9 +61,9 @@ def test_a_quality_target(headwise, profile, given, most):
     assert document["share"]["attn_params"] < 1
 
 
-def test_the_least_of_another_resource(headwise, profile):
+def test_another_resource_is_minimised(headwise, profile):
     options = ("plan", "fit", profile, "--max-loss", "0.1", "--json", "--multiple-of", 2)
-    by_kv = json.loads(headwise(*options, "--least", "kv-bytes").out)["cost"]["kv_bytes"]
+    by_kv = json.loads(headwise(*options, "--resource", "kv-bytes").out)["cost"]["kv_bytes"]
     by_params = json.loads(headwise(*options).out)["cost"]["kv_bytes"]
     assert by_kv <= by_params
 
@@ -93,15 +93,15 @@ def test_no_policy_predicts_less_than_the_sensitivities(headwise, profile, polic
     [
         ((), "a fit needs a budget such as --attn-params 75%"),
         (("--attn-params", "1%"), "smallest allowed plan costs"),
-        (("--max-loss", "-1"), "--max-loss must be nats per token (0.05)"),
+        (("--max-loss", "-1"), "--max-loss must be a rise in nats per token (0.05)"),
         (("--max-loss", "often"), "got 'often'"),
         (("--max-loss", "0", "--attn-params", "50%"), "even the largest plan within the budget"),
-        (("--least", "kv", "--max-loss", "1"), "--least must be a resource, got 'kv'"),
+        (("--resource", "kv", "--max-loss", "1"), "--resource must be a resource, got 'kv'"),
         (("--pareto", "90%", "--max-loss", "1"), "--pareto prints a table"),
         (("--pareto", "90%,many"), "got 'many'"),
         (("--attn-params", "75%", "--policy", "theory"), "unknown policy 'theory'"),
-        (("--attn-params", "75%", "--granularity", "heads"), "Did you mean 'head'?"),
-        (("--attn-params", "75%", "--multiple-of", "0"), "must be at least 1"),
+        (("--attn-params", "75%", "--granularity", "heads"), "--granularity must be 'head'"),
+        (("--attn-params", "75%", "--multiple-of", "0"), "--multiple-of must be at least 1"),
     ],
 )
 def test_wrong_input_is_one_sentence(headwise, profile, options, message):

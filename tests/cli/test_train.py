@@ -283,7 +283,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 
 
 def test_what_is_missing_is_asked_for(plan_file, tmp_path):
-    assert "give -o RUN" in _message(plan_file, "--text", "x")
+    without = _invoke(plan_file, "--text", "x")
+    assert (without.exit_code, "Missing option '-o'" in without.stderr) == (2, True)
     assert "needs --text" in _message(plan_file, "-o", tmp_path / "r")
     assert "needs a plan file" in _message("--text", "x", "-o", tmp_path / "r")
     both = ("--steps", "3", "--tokens", "3")
@@ -320,7 +321,7 @@ def test_a_plan_without_vocabulary_gets_one(plan_file, tmp_path):
 def test_the_flags_show_the_defaults_of_the_settings():
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).stdout
     defaults = TrainSettings()
-    for name in ("steps", "lr", "weight_decay", "clip", "batch_size", "held_out", "keep"):
+    for name in ("steps", "lr", "weight_decay", "clip", "batch_size", "split", "keep"):
         flag = f"--{name.replace('_', '-')} "
         line = next(x for x in shown.splitlines() if flag in x and "Example" not in x)
         assert f"default: {getattr(defaults, name)}" in line

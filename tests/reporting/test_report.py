@@ -239,7 +239,7 @@ def test_output_is_not_overwritten(made, tmp_path, headwise):
     [
         ("nowhere", (), "does not exist"),
         ("empty", (), "holds none of them"),
-        ("p", ("--compare", "p"), "p/compare.json is not there"),
+        ("p", ("--compare", "p"), "p/compare.json does not exist"),
         ("small", ("--compare", "small/headwise.json"), "the format 'headwise-compare/2', got"),
         ("broken", (), "broken/headwise.json holds invalid JSON at line 1"),
         ("listed", (), "listed/headwise.json must have the format 'headwise-cut/2', got 'list'"),

@@ -57,9 +57,9 @@ def test_a_row_torn_by_a_kill_is_left_out_and_later_rows_are_dropped(metrics):
         ("7", "line 2 is not valid"),
         (DEEP, "line 2"),
         ('{"step": 2}', "loss is missing"),
-        (json.dumps({**ROW.row(), "loss": "x"}), "loss: input should be a valid number"),
-        (json.dumps({**ROW.row(), "step": 0}), "step: "),
-        (json.dumps({**ROW.row(), "kl": [1]}), "kl: "),
+        (json.dumps({**ROW.row(), "loss": "x"}), "loss must be a number"),
+        (json.dumps({**ROW.row(), "step": 0}), "step must be at least 1"),
+        (json.dumps({**ROW.row(), "kl": [1]}), "kl must be a number"),
         (json.dumps(ROW.row())[:-1] + ', "step": 3}', "duplicate key 'step'"),
     ],
 )

@@ -44,7 +44,7 @@ def test_very_short_runs_have_a_rate(steps, warmup):
         ({"lr": math.nan}, "lr must be a number above 0"),
         ({"lr": 0.1, "min_lr": 0.2}, "min-lr must be from 0 to lr"),
         ({"weight_decay": -0.1}, "weight-decay must be 0 or more"),
-        ({"held_out": 1.0}, "held-out must be a share"),
+        ({"split": 1.0}, "split must be a share"),
         ({"dtype": "fp16"}, "dtype must be one of auto, fp32, bf16"),
         ({"device": "tpu"}, "device must be one of"),
         ({"keep": 0}, "keep must be"),
@@ -67,8 +67,8 @@ def test_unknown_settings_in_a_file_are_refused():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"steps": 1.5}, "steps: input should be a valid integer"),
-        ({"lr": "fast"}, "lr: input should be a valid number"),
+        ({"steps": 1.5}, "steps must be a whole number"),
+        ({"lr": "fast"}, "lr must be a number"),
         ({"dtype": 8}, "dtype must be "),
         ({"keep": 0}, "keep must be"),
     ],

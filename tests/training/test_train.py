@@ -130,7 +130,7 @@ def test_tokens_that_changed_are_refused(tmp_path):
         ({"format": "headwise-run/9"}, "must have the format"),
         ({"kind": "compare"}, "must be of a training run, got 'compare'"),
         ({"inputs": {}}, "`inputs` in .*settings is missing"),
-        ({"details": {"text": 7}}, "`details` in .*text: "),
+        ({"details": {"text": 7}}, "`details` in .*text must be a mapping"),
         ({"status": "odd"}, "status must be "),
     ],
 )
@@ -147,7 +147,11 @@ def test_settings_in_a_record_are_checked(tmp_path):
     out = tmp_path / "run"
     train(PLAN, TEXT, out, settings=SETTINGS)
     inputs = read_run(out).inputs
-    for name, value, message in (("steps", 1.5, "steps: "), ("lr", "x", "lr: "), ("odd", 1, "odd")):
+    for name, value, message in (
+        ("steps", 1.5, "steps must"),
+        ("lr", "x", "lr must"),
+        ("odd", 1, "odd"),
+    ):
         update_run(out, inputs={**inputs, "settings": {**inputs["settings"], name: value}})
         with pytest.raises(HeadwiseError, match=message):
             resume_training(out)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import headwise as hw
 from headwise.baselines.record import COMPARE_RECORD
-from headwise.cli.console import command_line, quiet_transformers, say, show, shown, table
+from headwise.cli.console import say, show, table
 from headwise.cli.options import Common, recipe_command
 from headwise.recipe import CompareRecipe
 
@@ -26,18 +25,12 @@ def compare(recipe: CompareRecipe, common: Common) -> None:
 
     Example: headwise compare ./model --attn-params 75%,50% --text notes.txt -o compared
     """
-    show_comparison(recipe, common.out, force=common.force, as_json=common.as_json)
-
-
-def show_comparison(recipe: CompareRecipe, out: Path, *, force: bool, as_json: bool) -> None:
-    """Compare, and print the result."""
-    quiet_transformers()
-    before = _stamp(out)
-    with shown() as progress:
-        found = hw.run(recipe, out=out, force=force, progress=progress, command=command_line())
-    same = before is not None and before == _stamp(out)
-    say(f"{out} is finished already; nothing was run." if same else f"Wrote {out}.")
-    show(found.model_dump(mode="json"), as_json=as_json, render=_picture(found))
+    assert common.out is not None
+    before = _stamp(common.out)
+    found: ComparisonRecord = common.run(recipe)
+    same = before is not None and before == _stamp(common.out)
+    say(f"{common.out} is finished; nothing was run." if same else f"Wrote {common.out}.")
+    show(found.model_dump(mode="json"), as_json=common.as_json, render=_picture(found))
 
 
 def _stamp(out: Path) -> int | None:

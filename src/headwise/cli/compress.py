@@ -11,10 +11,10 @@ import typer
 import headwise as hw
 from headwise.cli import plan as plan_cli
 from headwise.cli import verify as verify_cli
-from headwise.cli.compare import show_comparison
-from headwise.cli.console import command_line, quiet_transformers, say, show, shown, table
+from headwise.cli.console import quiet_transformers, say, show, shown, table
 from headwise.cli.options import Common, ForceFlag, JsonFlag, recipe_command
-from headwise.recipe import CompareRecipe, CompressRecipe, ProfileRecipe, read_recipe
+from headwise.devices import chosen_device
+from headwise.recipe import CompressRecipe, ProfileRecipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,7 +32,22 @@ def compress(recipe: CompressRecipe, common: Common) -> None:
 
     Example: headwise compress builtin:smollm2 --attn-params 75% --text notes.txt -o smaller
     """
-    _compress(recipe, common.out, force=common.force, as_json=common.as_json)
+    result: hw.CompressResult = common.run(recipe)
+    for note in result.notes:
+        say(note)
+    say(f"Wrote {result.out}.")
+    document: dict[str, Any] = {
+        "out": str(result.out),
+        "cut": result.record.model_dump(mode="json"),
+        **plan_cli.costs(result.plan, None),
+    }
+    if result.verification is None:
+        show(document, as_json=common.as_json, render=plan_cli.picture(result.plan))
+        return
+    document["verify"] = result.verification.model_dump(mode="json")
+    render = verify_cli.verification_table(result.verification)
+    show(document, as_json=common.as_json, render=render)
+    verify_cli.conclude(result.verification)
 
 
 @recipe_command(ProfileRecipe, out="The profile's folder.")
@@ -44,27 +59,16 @@ def profile(recipe: ProfileRecipe, common: Common) -> None:
 
     Example: headwise profile ./model --text notes.txt -o model.profile
     """
-    _profile(recipe, common.out, force=common.force, as_json=common.as_json)
-
-
-def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe.yaml.", show_default=False)],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The output folder.")],
-    force: ForceFlag = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Do what a recipe says. Every output folder holds the recipe.yaml that made it.
-
-    Example: headwise run smaller/recipe.yaml -o again
-    """
-    found = read_recipe(recipe)
-    if isinstance(found, ProfileRecipe):
-        _profile(found, out, force=force, as_json=as_json)
-    elif isinstance(found, CompareRecipe):
-        show_comparison(found, out, force=force, as_json=as_json)
-    else:
-        assert isinstance(found, CompressRecipe)
-        _compress(found, out, force=force, as_json=as_json)
+    quiet_transformers()
+    processes = _processes(recipe.device)
+    how: dict[str, Any] = {"out": common.out, "force": common.force, "processes": processes}
+    with shown() as progress:
+        made = hw.profile(**recipe.stated, **how, progress=progress)
+    if processes is not None:
+        processes.end_training()
+    assert common.out is not None
+    say(f"Wrote {common.out}.")
+    show(_document(made, common.out), as_json=common.as_json, render=_picture(made))
 
 
 def demo(
@@ -85,43 +89,9 @@ def demo(
     recipe = CompressRecipe.of(
         model="builtin:smollm2", text="builtin:python", attn_params="75%", **DEMO
     )
-    _compress(recipe, out, force=force, as_json=as_json)
+    compress.act(recipe, Common(out, force, as_json))  # type: ignore[attr-defined]
     say(f"Look at it: open {out / 'report.html'} in a browser.")
     say(f"Try it: headwise generate {out} --prompt 'The capital of France is'")
-
-
-def _compress(recipe: CompressRecipe, out: Path, *, force: bool, as_json: bool) -> None:
-    quiet_transformers()
-    with shown() as progress:
-        result = hw.run(recipe, out=out, force=force, progress=progress, command=command_line())
-    for note in result.notes:
-        say(note)
-    say(f"Wrote {out}.")
-    document: dict[str, Any] = {
-        "out": str(out),
-        "cut": result.record.model_dump(mode="json"),
-        **plan_cli.costs(result.plan, None),
-    }
-    if result.verification is None:
-        show(document, as_json=as_json, render=plan_cli.picture(result.plan))
-        return
-    document["verify"] = result.verification.model_dump(mode="json")
-    show(document, as_json=as_json, render=verify_cli.verification_table(result.verification))
-    verify_cli.conclude(result.verification)
-
-
-def _profile(recipe: ProfileRecipe, out: Path, *, force: bool, as_json: bool) -> None:
-    quiet_transformers()
-    processes = _processes(recipe.device)
-    options = {name: getattr(recipe, name) for name in recipe.options()}
-    with shown() as progress:
-        made = hw.profile(**options, out=out, force=force, progress=progress, processes=processes)
-    if processes is not None:
-        processes.end_training()
-        if not processes.is_main_process:  # the first of several processes tells
-            return
-    say(f"Wrote {out}.")
-    show(_document(made, out), as_json=as_json, render=_picture(made))
 
 
 def _processes(device: str) -> Any:
@@ -131,7 +101,6 @@ def _processes(device: str) -> Any:
         raise hw.HeadwiseError(f"WORLD_SIZE must be a whole number, got {world!r}; unset it.")
     if int(world) == 1:
         return None
-    from headwise.devices import chosen_device
     from headwise.training.processes import accelerator
 
     return accelerator(chosen_device(device))

@@ -1,30 +1,33 @@
-"""How every verb speaks: results on stdout, messages on stderr, errors as one sentence."""
+"""How every verb speaks: results on stdout, messages on stderr, errors as one sentence.
+
+Of several processes (torchrun), only the first one speaks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from headwise.errors import HeadwiseError, printable
-from headwise.progress import Progress
+from headwise.errors import printable
+from headwise.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 EVERY_SECONDS = 20.0  # between plain lines of progress
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite an existing output.")]
-PlotFile = Annotated[
-    Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .html file.")
-]
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks; torchrun starts several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def out() -> Console:
@@ -42,12 +45,15 @@ def err() -> Console:
 
 
 def say(message: str) -> None:
-    """A message to the person, on stderr."""
-    err().print(printable(message), soft_wrap=True, markup=False)
+    """Print a message on stderr."""
+    if is_first():
+        err().print(printable(message), soft_wrap=True, markup=False)
 
 
 def show(document: dict[str, Any], *, as_json: bool, render: RenderableType | str) -> None:
-    """The result: one JSON document, or what people read."""
+    """Print the result: one JSON document, or what people read."""
+    if not is_first():
+        return
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     else:
@@ -93,15 +99,21 @@ def draw(path: Path, chart: Callable[[ModuleType], Any], *, force: bool) -> None
 
 @contextlib.contextmanager
 def shown() -> Iterator[Progress]:
-    """Long work while it runs, on stderr: a bar on a terminal, else a line now and then."""
+    """Show progress on stderr: a bar on a terminal, otherwise a line now and then."""
+    if not is_first():
+        yield silent
+        return
     if not sys.stderr.isatty():
         spoken = time.monotonic()
 
         def line(what: str, done: int, total: int) -> None:
             nonlocal spoken
-            if time.monotonic() - spoken >= EVERY_SECONDS:
+            if total == 0:
+                say(what)
+            elif time.monotonic() - spoken >= EVERY_SECONDS:
                 spoken = time.monotonic()
-                say(f"{what}: {done} of {total}")
+                stage, _, detail = what.partition(": ")
+                say(f"{stage}: {done} of {total} {detail}".rstrip())
 
         yield line
         return
@@ -109,26 +121,25 @@ def shown() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}", markup=False),  # names may hold brackets
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}", markup=False),
     )
     with Bars(*columns, console=err(), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def bar(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+            stage, _, detail = printable(what).partition(": ")
+            if total == 0:
+                bars.console.print(printable(what), markup=False, soft_wrap=True)
+                return
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total, detail="")
+            bars.update(tasks[stage], completed=done, total=total, detail=detail)
 
         yield bar
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of `choices`."""
-    if value not in choices:
-        raise HeadwiseError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
 
 
 def quiet_transformers() -> None:
@@ -139,18 +150,6 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def read_text(path: Path, what: str) -> str:
-    """The text of a file the user named."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise HeadwiseError(f"{path} does not exist; give the path of {what}.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadwiseError(f"{path} cannot be read as {what} ({error}); check it.") from error
-
-
 def command_line() -> str:
     """The command as typed, for provenance."""
-    import shlex
-
     return shlex.join(["headwise", *sys.argv[1:]])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwise.cli.console import ForceFlag, JsonFlag, say, show
+from headwise.cli.console import say, show, shown
+from headwise.cli.options import ForceFlag, JsonFlag
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -56,11 +57,10 @@ def _save(
     answers: Answers, where: str, save: Path, step: float, *, force: bool, json: bool
 ) -> None:
     from headwise.artifacts import write_text
-    from headwise.cli.progress import shown
     from headwise.reporting.explorer.server import saved_page
 
-    with shown("solving") as progress:
-        page = saved_page(answers, where, step, progress.report)
+    with shown() as progress:
+        page = saved_page(answers, where, step, progress)
     write_text(save, page, force=force)
     show({"page": str(save), "bytes": len(page.encode())}, as_json=json, render=f"Wrote {save}.")
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli.console import JsonFlag, show
+from headwise.cli.console import quiet_transformers, show
+from headwise.cli.options import JsonFlag
 from headwise.errors import printable
 
 
@@ -35,7 +36,6 @@ def generate(
 
     Example: headwise generate ./model --prompt "The capital of France is"
     """
-    from headwise.cli.console import quiet_transformers
     from headwise.measure.generation import continuation
     from headwise.source import open_source
 

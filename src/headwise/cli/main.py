@@ -6,6 +6,7 @@ import importlib
 import io
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -13,7 +14,10 @@ import typer.main
 from typer.core import TyperGroup
 
 from headwise import __version__
+from headwise.cli.console import is_first
+from headwise.cli.options import Common, ForceFlag, JsonFlag
 from headwise.errors import HeadwiseError, StoppedError, did_you_mean, printable, quoted
+from headwise.recipe import FOLDERS, read_recipe
 
 # The module of each command, and its function or its group there.
 COMMANDS = {
@@ -28,11 +32,14 @@ COMMANDS = {
     "recover": ("headwise.cli.recover", "recover"),
     "report": ("headwise.cli.report", "report"),
     "reproduce": ("headwise.cli.reproduce", "reproduce"),
-    "run": ("headwise.cli.compress", "run"),
+    "run": ("headwise.cli.main", "run"),
     "theory": ("headwise.cli.theory", "app"),
     "train": ("headwise.cli.train", "train"),
     "verify": ("headwise.cli.verify", "verify"),
 }
+
+# Where recipes are run whose verb is not the name of a command.
+PLANS = {"fit": ("headwise.cli.plan", "fit"), "new_plan": ("headwise.cli.plan", "new")}
 
 
 class LazyGroup(TyperGroup):
@@ -83,6 +90,26 @@ def _root(
     pass
 
 
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe.yaml.", show_default=False)],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The output.")] = None,
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a recipe: the options of a command in a file.
+
+    Every output folder holds the recipe.yaml that made it.
+
+    Example: headwise run smaller/recipe.yaml -o again
+    """
+    found = read_recipe(recipe)
+    module, name = {**COMMANDS, **PLANS}[found.verb]
+    if out is None and found.verb in FOLDERS:
+        raise HeadwiseError(f"{found.verb} needs an output folder; give one with -o.")
+    command = getattr(importlib.import_module(module), name)
+    command.act(found, Common(out, force, as_json))
+
+
 def main() -> None:
     """Run a command; bad input becomes one sentence on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -129,7 +156,8 @@ def _with_value(sentence: str) -> str:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    if sentence:  # a command group without a command has printed its help already
+    # A command group without a command has printed its help; the first process speaks for all.
+    if sentence and is_first():
         sys.stderr.write(f"Error: {printable(sentence, keep='')}\n")
     raise SystemExit(code)
 

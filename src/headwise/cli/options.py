@@ -4,7 +4,7 @@
     def profile(recipe, common): …          ──►   headwise profile MODEL --text … -o …
 
 Names, defaults, help and checks are the recipe's, so the command line, Python and recipe.yaml
-cannot drift apart. A wrong value is told with the option's name.
+cannot drift apart. A wrong value is reported with the option's name.
 """
 
 from __future__ import annotations
@@ -12,57 +12,91 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
+import headwise as hw
+from headwise.cli.console import command_line, quiet_transformers, shown
 from headwise.errors import BudgetError, HeadwiseError
-from headwise.plan import RESOURCES
-from headwise.recipe import Recipe
+from headwise.plan import RESOURCES, Limit
+from headwise.recipe import Numbers, Recipe
 from headwise.records import first_problem
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 ForceFlag = Annotated[
     bool, typer.Option("--force", help="Replace an output that headwise wrote earlier.")
 ]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", help="Also draw a chart: a .png, .svg or .html file.")
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What every recipe command also takes, and which options the person gave."""
+    """What every recipe command also takes; `extra` are options of that command alone."""
 
-    out: Path
+    out: Path | None
     force: bool
     as_json: bool
-    given: frozenset[str]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, recipe: Recipe) -> Any:
+        """Do what a recipe says, with its progress on stderr."""
+        quiet_transformers()
+        how: dict[str, Any] = {"out": self.out, "force": self.force, "command": command_line()}
+        with shown() as progress:
+            return hw.run(recipe, progress=progress, **how)
 
 
 def recipe_command(
-    recipe: type[Recipe], *, out: str, argument: str = "model"
+    recipe: type[Recipe],
+    *,
+    out: str,
+    argument: str | None = "model",
+    required: bool = True,
+    **extra: Any,
 ) -> Callable[[Callable[[Any, Common], None]], Callable[..., None]]:
-    """Make a typer command of a function that takes a recipe."""
+    """Make a typer command of a function that takes a recipe.
+
+    `out` is the help of --out, which may be left out if it is not `required`; `argument` is the
+    option that is written without its name; `extra` are annotations of further options, whose
+    default is None or False.
+    """
 
     def decorate(function: Callable[[Any, Common], None]) -> Callable[..., None]:
         def command(ctx: typer.Context, **values: Any) -> None:
-            given = frozenset(n for n in values if _was_given(ctx, n))
-            common = Common(values.pop("out"), values.pop("force"), values.pop("as_json"), given)
-            function(read_options(recipe, values), common)
+            own_options = {name: values.pop(name) for name in extra}
+            common = Common(
+                values.pop("out"), values.pop("force"), values.pop("as_json"), own_options
+            )
+            given = {name: value for name, value in values.items() if _was_given(ctx, name)}
+            function(read_options(recipe, given), common)
 
+        kind: Any = Path if required else Path | None
         own = [
             inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
             *(_parameter(n, f, argument) for n, f in recipe.options().items()),
-            _keyword("out", Annotated[Path, typer.Option("-o", "--out", help=out)]),
+            _keyword(
+                "out",
+                Annotated[kind, typer.Option("-o", "--out", help=out)],
+                inspect.Parameter.empty if required else None,
+            ),
+            *(
+                _keyword(n, kind, get_args(kind)[0] is not bool and None)
+                for n, kind in extra.items()
+            ),
             _keyword("force", ForceFlag, False),
             _keyword("as_json", JsonFlag, False),
         ]
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in own}
+        command.act = function  # type: ignore[attr-defined]  # for `headwise run`
         return command
 
     return decorate
@@ -72,9 +106,9 @@ def read_options(recipe: type[Recipe], values: Mapping[str, Any]) -> Any:
     """The recipe of the options given on the command line."""
     stated: dict[str, Any] = {}
     for name, value in values.items():
-        if _is_limit(name, recipe.options()[name]) and isinstance(value, list):
+        if _is_limit(name, recipe.options()[name]):
             stated[name] = one_limit(name, value)
-        elif value is not None and value != []:
+        else:
             stated[name] = tuple(value) if isinstance(value, list) else value
     try:
         return recipe.model_validate(stated)
@@ -86,8 +120,6 @@ def read_options(recipe: type[Recipe], values: Mapping[str, Any]) -> Any:
 
 def one_limit(name: str, texts: list[str]) -> str | None:
     """A limit that may be given once, or several times with the same value."""
-    from headwise.plan import Limit
-
     limits = {str(Limit.parse(text, flag(name))): None for text in texts}
     if len(limits) > 1:
         raise BudgetError(
@@ -102,19 +134,21 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _parameter(name: str, field: FieldInfo, argument: str) -> inspect.Parameter:
-    default = None if field.default is PydanticUndefined else field.default
+def _parameter(name: str, field: FieldInfo, argument: str | None) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.is_required() else field.default
     help_text = field.description or ""
-    if name == argument:
-        return _keyword(name, Annotated[str, typer.Argument(help=help_text, show_default=False)])
     kind = _typer_type(name, field)
+    if name == argument:
+        return _keyword(
+            name, Annotated[kind, typer.Argument(help=help_text, show_default=False)], default
+        )
     metavar = "LIMIT" if _is_limit(name, field) else None
     option = typer.Option(flag(name), help=help_text, metavar=metavar)
     if kind is bool:
         names = (flag(name),) if default is False else (f"{flag(name)}/--no-{flag(name)[2:]}",)
         option = typer.Option(*names, help=help_text)
-    if default == ():
-        default = None
+    if isinstance(default, tuple):
+        default = ",".join(f"{value:g}" for value in default) or None
     return _keyword(name, Annotated[kind, option], default)
 
 
@@ -132,7 +166,7 @@ def _typer_type(name: str, field: FieldInfo) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         inner = [a for a in get_args(kind) if a is not type(None)]
         optional, kind = len(inner) < len(get_args(kind)), inner[0]
-    if get_origin(kind) is tuple:
+    if get_origin(kind) is tuple and kind != get_args(Numbers)[0]:
         return list[str] | None
     plain = kind if kind in (int, float, bool) else str
     return plain | None if optional else plain

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli.console import ForceFlag, JsonFlag, say, show
+from headwise.cli.console import quiet_transformers, show
+from headwise.cli.options import ForceFlag, JsonFlag
 
 
 def report(
@@ -35,7 +36,6 @@ def report(
     Example: headwise report smaller -o report.html
     """
     from headwise.artifacts import check_output
-    from headwise.cli.console import quiet_transformers
     from headwise.reporting.pages import report as write_report
 
     check_output(output, force=force)
@@ -44,18 +44,3 @@ def report(
     write_report(run, output, force=force, profile=profile, compare=compare, samples=samples)
     document = {"report": str(output), "bytes": output.stat().st_size}
     show(document, as_json=json, render=f"Wrote {output}.")
-
-
-def report_beside(made: Path, profile: Path | None = None) -> None:
-    """The report of a finished folder, in it; the work is done, so a failure is only said."""
-    from headwise.errors import HeadwiseError
-
-    page = made / "report.html"
-    try:
-        from headwise.reporting.pages import report as write_report
-
-        write_report(made, page, profile=profile, force=True)
-    except HeadwiseError as error:
-        say(f"No report: {error}")
-    else:
-        say(f"Wrote {page}.")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwise.cli.console import JsonFlag, say, show, table
+from headwise.cli.console import say, show, shown, table
+from headwise.cli.options import JsonFlag
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -73,15 +74,14 @@ def _tell_failures(asked: list[str], report: ReproduceReport) -> None:
 
 def _run(ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool) -> ReproduceReport:
     import headwise.reporting.charts  # noqa: F401  (a missing extra is told before a day's work)
-    from headwise.cli.progress import shown
     from headwise.papers.claims import choose_claims, known_claims
     from headwise.papers.harness.runner import RunRequest, reproduce
 
     request = RunRequest(choose_claims(ids), "quick" if quick else "full", seeds)
-    with shown("reproduce") as bar:
+    with shown() as bar:
 
         def progress(what: str, done: int, total: int) -> None:
-            bar.update(done, total, what)
+            bar(f"reproduce: {what}", done, total)
 
         try:
             return reproduce(request, out, pool, known_claims(), progress)

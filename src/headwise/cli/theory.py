@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
 import typer
 
-from headwise.cli import parsing
-from headwise.cli.console import ForceFlag, JsonFlag, PlotFile, draw, show, table
+from headwise.cli.console import draw, show, table
+from headwise.cli.options import ForceFlag, JsonFlag, PlotFile
+from headwise.errors import HeadwiseError
+from headwise.theory.advise import advise as views_on
+from headwise.theory.allocation import allocate as best_allocation
+from headwise.theory.bounds import bound_curve
+from headwise.theory.estimators import Spectrum, token_spectrum
 
-if TYPE_CHECKING:
-    from headwise.theory.estimators import Spectrum
+MAX_COUNTS = 10_000
 
-app = typer.Typer(help="What the known theories say about heads and widths.", no_args_is_help=True)
+app = typer.Typer(
+    help="What the known theories say about heads and widths.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 Width = Annotated[int, typer.Option(help="Total width D, the sum of all head widths.")]
 Kernel = Annotated[
@@ -44,10 +54,8 @@ def bound(
 
     Example: headwise theory bound --width 128 --token-dim 16 --heads 1-80 --plot bound.svg
     """
-    from headwise.theory.bounds import bound_curve
-
-    counts = parsing.counts(heads, "--heads")
-    weights = parsing.numbers(kernel, "--kernel") if kernel else None
+    counts = _counts(heads)
+    weights = _weights(kernel) if kernel else None
     tokens = _tokens(token_dim, vectors)
     curve = bound_curve(width, tokens, counts, lags=lags, kernel=weights)
     vacuous = [value >= curve.zero_error for value in curve.bound]
@@ -88,9 +96,7 @@ def allocate(
 
     Example: headwise theory allocate --width 256 --token-dim 8 --kernel 1,1,1,1
     """
-    from headwise.theory.allocation import allocate as best_allocation
-
-    weights = parsing.numbers(kernel, "--kernel")
+    weights = _weights(kernel)
     best = best_allocation(width, _tokens(token_dim, vectors), weights)
     document = {
         "lags": best.lags,
@@ -124,8 +130,6 @@ def advise(
 
     Example: headwise theory advise --d-model 4096 --heads 32 --head-dim 128 --context 8192
     """
-    from headwise.theory.advise import advise as views_on
-
     views = views_on(d_model, heads, head_dim, context, eps=eps)
     document = {
         "views": [
@@ -138,20 +142,39 @@ def advise(
     show(document, as_json=json, render=table(title, ("view", "verdict", "why"), rows))
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers: `8`, `1,2,4`, `1-80`, or a mixture."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
+        first = int(match[1]) if match else 0
+        last = int(match[2] or match[1]) if match else 0
+        if not 1 <= first <= last or len(found) + last - first >= MAX_COUNTS:
+            raise HeadwiseError(
+                f"--heads must be whole numbers from 1 up, such as 8, 1,2,4 or 1-80 (at most "
+                f"{MAX_COUNTS} of them), got {text!r}."
+            )
+        found += range(first, last + 1)
+    return tuple(found)
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise HeadwiseError(
+            f"--kernel must be numbers separated by commas, such as 1,0.5,0.25, got {text!r}."
+        ) from None
+
+
 def _tokens(token_dim: int | None, vectors: Path | None) -> int | Spectrum:
     """White tokens of a width, or the measured spectrum of a file; exactly one is given."""
-    from headwise.errors import HeadwiseError
-
     if (token_dim is None) == (vectors is None):
         came = "neither" if vectors is None else "both"
         raise HeadwiseError(f"One of --token-dim and --vectors is needed, got {came}; give one.")
     if vectors is None:
         assert token_dim is not None
         return token_dim
-    import numpy as np
-
-    from headwise.theory.estimators import token_spectrum
-
     try:
         rows = np.load(vectors, allow_pickle=False)
     except (OSError, ValueError) as error:

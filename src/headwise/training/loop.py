@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.errors import HeadwiseError
+from headwise.progress import Progress, note
 from headwise.training.batches import Batch, Loss
 from headwise.training.checkpoint import (
     Position,
@@ -74,6 +75,32 @@ class Observer:
 
     def noted(self, message: str) -> None:
         """Something a person should know."""
+
+
+class ProgressObserver(Observer):
+    """Reports each step as progress, with its loss and speed as the detail."""
+
+    def __init__(self, progress: Progress, what: str) -> None:
+        self.progress, self.what = progress, what
+        self.steps, self.held_out = 0, ""
+
+    def began(self, position: Position, settings: TrainSettings) -> None:
+        """Say where a run resumes."""
+        self.steps = settings.steps
+        if position.step:
+            note(self.progress, f"Resuming after step {position.step} of {settings.steps}.")
+
+    def stepped(self, record: StepRecord) -> None:
+        """Report the newest numbers."""
+        if record.held_out_loss is not None:
+            self.held_out = f" · held out {record.held_out_loss:.4f}"
+        speed = f"{record.tokens_per_second:,.0f} tokens/s"
+        detail = f"loss {record.loss:.4f}{self.held_out} · {speed}"
+        self.progress(f"{self.what}: {detail}", record.step, self.steps)
+
+    def noted(self, message: str) -> None:
+        """Pass a message on."""
+        note(self.progress, message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def _job(task: _Task, device: torch.device) -> TrainingJob:
     """The cut model, its teacher and the tokens, loaded."""
     settings = task.settings
     assert settings.context is not None
-    parts = held_out_split(task.text.documents, settings.held_out)
+    parts = held_out_split(task.text.documents, settings.split)
     model: Any = task.cut.load("causal-lm", device="cpu", dtype="fp32")
     teacher: Any = task.against.load("causal-lm", device="cpu", dtype="fp32")
     tokenizer, known = task.cut.tokenizer, model.get_input_embeddings().weight.size(0)

@@ -47,7 +47,7 @@ class TrainSettings:
     beta2: float = 0.95
     eps: float = 1e-8
     seed: int = 0
-    held_out: float = 0.05  # share of the text that is never trained on
+    split: float = 0.05  # share of the text that is held out for validation
     eval_every: int = 100
     eval_windows: int = 64
     save_every: int = 100
@@ -72,9 +72,9 @@ class TrainSettings:
             raise HeadwiseError(f"min-lr must be from 0 to lr {self.lr:g}, got {self.min_lr:g}.")
         if not 0 <= self.weight_decay < math.inf:
             raise HeadwiseError(f"weight-decay must be 0 or more, got {self.weight_decay:g}.")
-        if not 0 <= self.held_out < 1:
+        if not 0 <= self.split < 1:
             raise HeadwiseError(
-                f"held-out must be a share from 0 up to, not including, 1, got {self.held_out:g}."
+                f"split must be a share of at least 0 and below 1, got {self.split:g}."
             )
         for name, choices in (("dtype", get_args(Dtype)), ("device", get_args(Device))):
             if getattr(self, name) not in choices:
@@ -168,7 +168,7 @@ class RecoverSettings:
     batch_size: int = 4  # windows per step, over all processes
     lr: float = 1e-3  # the peak, relative to each matrix's root mean square
     seed: int = 0  # of the batches
-    held_out: float = 0.1  # share of the text that is never trained on
+    split: float = 0.1  # share of the text that is held out for validation
     save_every: int = 25  # steps
     device: Device = "auto"
 
@@ -183,7 +183,7 @@ class RecoverSettings:
             weight_decay=0.0,
             warmup=max(1, round(RECOVERY_WARMUP * steps)),
             seed=self.seed,
-            held_out=self.held_out,
+            split=self.split,
             eval_every=50,
             eval_windows=16,
             save_every=self.save_every,

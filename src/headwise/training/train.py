@@ -1,6 +1,7 @@
 """Training from scratch: a plan and a text become a model.
 
 RUN/run.json          settings, text, versions, command, status
+    recipe.yaml       the options of the run (`headwise run` starts it again)
     plan.json         the plan, with the vocabulary size the run uses
     tokenizer/        the tokenizer, as Hugging Face writes it
     tokens/           the token streams: train.npy, held-out.npy
@@ -148,6 +149,7 @@ def train(
     force: bool = False,
     observer: Observer | None = None,
     progress: Progress = silent,
+    beginning: Callable[[Path], None] | None = None,
     command: str = "",
 ) -> TrainResult:
     """Train the plan's model from scratch on a text, or resume the run of the same inputs in `out`.
@@ -155,7 +157,8 @@ def train(
     `text` is a file, a folder, hub:owner/name or builtin:python; `tokenizer` is a Hugging Face
     folder or a tokenizer.json (default: one is trained on the text, with `vocab_size` tokens). A
     finished run of the same inputs is left as it is; one of other inputs is replaced with `force`.
-    Under torchrun all processes call this, and all get the result.
+    `beginning` may add files to a new run's folder. Under torchrun all processes call this, and
+    all get the result.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
     if plan.shape.family in IMAGE_FAMILIES:
@@ -171,7 +174,7 @@ def train(
         text=TextInput(source=text.source, max_chars=max_chars, sha256=text.sha256),
         tokenizer=TokenizerInput(source=tokenizer, vocab_size=vocab_size),
     )
-    asked = _Asked(Path(out), inputs, plan, text, force, command)
+    asked = _Asked(Path(out), inputs, plan, text, force, command, beginning)
     return _run(asked, observer, progress)
 
 
@@ -267,6 +270,7 @@ class _Asked:
     text: Text | None = None
     force: bool = False
     command: str = ""
+    beginning: Callable[[Path], None] | None = None
 
     @property
     def settings(self) -> TrainSettings:
@@ -330,7 +334,7 @@ def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetail
         )
     settings, folder = asked.settings, RunFolder(asked.out)
     text = asked.text or _read_again(asked.inputs.text)
-    split = held_out_split(text.documents, settings.held_out)
+    split = held_out_split(text.documents, settings.split)
     tokenizer, plan = fitted_tokenizer(asked.plan, asked.inputs.tokenizer, split.train)
     check_context(plan, settings)
 
@@ -348,6 +352,8 @@ def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetail
         for name, stream in zip(STREAMS, streams, strict=True):
             np.save(path / name, stream)
     write_text(folder.plan, plan.to_json(), force=True)
+    if asked.beginning is not None:
+        asked.beginning(folder.path)
     return TrainDetails(
         text=TextDetails(
             documents=len(text.documents),

@@ -1,0 +1,147 @@
+"""How well one model predicts a text, as a record.
+
+A causal model is scored on every next token: nats per token, perplexity, bits per byte. A model
+that sees ahead would read the answer, so it is scored on masked tokens: nats and accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from headwise.data.masking import masking_of
+from headwise.data.text import Text
+from headwise.data.tokens import token_stream
+from headwise.devices import Dtype
+from headwise.errors import HeadwiseError
+from headwise.measure.likelihood import Likelihood, likelihood, scored_stream, window_of
+from headwise.measure.masked import MaskedScore, masked_score
+from headwise.progress import Progress, silent
+from headwise.records import Frozen, Record
+from headwise.source import Source
+
+
+class NextTokens(Frozen):
+    """Every token of the text, scored by a causal model."""
+
+    objective: Literal["next-token"] = "next-token"
+    tokens: int
+    bytes: int
+    nll: float  # nats per token
+    perplexity: float | None  # None: infinite
+    bits_per_byte: float
+    window: int
+    stride: int
+
+
+class MaskedTokens(Frozen):
+    """The masked tokens of the text, scored by an encoder."""
+
+    objective: Literal["masked-token"] = "masked-token"
+    tokens: int
+    tokens_read: int
+    nll: float  # nats per masked token
+    accuracy: float
+    window: int
+
+
+class Evaluation(Record):
+    """A text scored by a model."""
+
+    format: Literal["headwise-eval/1"] = "headwise-eval/1"
+    model: str
+    text: str
+    text_sha256: str
+    score: Annotated[NextTokens | MaskedTokens, Field(discriminator="objective")]
+    dtype: str
+    device: str
+    seconds: float
+
+    @property
+    def nll(self) -> float:
+        """Nats per scored token."""
+        return self.score.nll
+
+    @property
+    def perplexity(self) -> float | None:
+        """e to the nats per token; None if it is infinite, or for an encoder, which has none."""
+        return getattr(self.score, "perplexity", None)
+
+
+def evaluate_model(
+    source: Source,
+    text: Text,
+    *,
+    tokens: int | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    device: str = "auto",
+    dtype: Dtype = "auto",
+    progress: Progress = silent,
+) -> Evaluation:
+    """Score a text with a causal model, or its masked tokens with an encoder."""
+    _ = source.tokenizer  # a missing tokenizer is reported before the weights are read
+    started = time.perf_counter()
+    task = _masked_task(source, stride) if source.sees_ahead else "causal-lm"
+    model: Any = source.load(task, device=device, dtype=dtype)
+    size = window_of(model, window)
+    score: NextTokens | MaskedTokens
+    if source.sees_ahead:
+        stream = token_stream(source.tokenizer, text.documents, most=tokens)
+        masking = masking_of(source.tokenizer, model.get_input_embeddings().weight.size(0))
+        score = _masked(masked_score(model, stream, masking, window=size, progress=progress))
+    else:
+        stream, n_bytes = scored_stream(source.tokenizer, text, tokens)
+        found = likelihood(model, stream, window=size, stride=stride, progress=progress)
+        score = _next(found, n_bytes)
+    return Evaluation(
+        model=source.name,
+        text=text.source,
+        text_sha256=text.sha256,
+        score=score,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=model.device.type,
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _next(found: Likelihood, n_bytes: int) -> NextTokens:
+    return NextTokens(
+        tokens=found.tokens,
+        bytes=n_bytes,
+        nll=found.nll,
+        perplexity=found.perplexity if math.isfinite(found.perplexity) else None,
+        bits_per_byte=found.bits_per_byte(n_bytes),
+        window=found.window,
+        stride=found.stride,
+    )
+
+
+def _masked_task(source: Source, stride: int | None) -> Literal["masked-lm"]:
+    """The task of an encoder; one without a head for masked tokens is refused."""
+    if stride is not None:
+        raise HeadwiseError(
+            f"--stride is for models that predict the next token, but {source.name} is an encoder, "
+            "whose windows do not overlap; leave it out."
+        )
+    if source.saved_task != "masked-lm":
+        head = "no head" if source.saved_task == "bare" else f"a head for {source.saved_task}"
+        raise HeadwiseError(
+            f"{source.name} sees ahead, so it can only be scored on masked tokens, but it was "
+            f"saved with {head}; train or fine-tune it on masked tokens, or compare its "
+            "embeddings with `headwise verify`."
+        )
+    return "masked-lm"
+
+
+def _masked(found: MaskedScore) -> MaskedTokens:
+    return MaskedTokens(
+        tokens=found.tokens,
+        tokens_read=found.read,
+        nll=found.nll,
+        accuracy=found.accuracy,
+        window=found.window,
+    )

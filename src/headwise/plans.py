@@ -1,0 +1,216 @@
+"""Plans: designed for a new model from its sizes, or fitted to a profile of a trained one.
+
+    sizes, budget   ─► new_plan ─► Plan
+    profile, budget ─► fit      ─► Plan that loses least, with the loss it predicts
+
+Free of torch: planning is quick and needs no model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headwise.artifacts import check_output, versions, write_text
+from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
+from headwise.plan import RESOURCES, Budget, Limit, Plan, Resource
+from headwise.planning import design
+from headwise.planning.design import DesignRules, new_shape
+from headwise.planning.fit import Fit, FitProblem, WidthRules, least_fit
+from headwise.planning.fit import fit as fit_widths
+from headwise.profiling.format import Profile
+from headwise.profiling.worth import fit_problem
+from headwise.recipe import FitRecipe, Fitted, NewPlanRecipe
+from headwise.records import read_file
+
+
+def new_plan(
+    *,
+    out: str | Path | None = None,
+    force: bool = False,
+    command: str = "",
+    **options: Any,
+) -> Plan:
+    """A plan for a new model under limits on attn_params, params, kv_bytes or flops.
+
+    `options` are those below. With `out` the plan is also written to that file.
+
+    >>> import headwise as hw
+    >>> plan = hw.new_plan(layers=4, d_model=64, heads=4, context=128, attn_params="75%")
+    """
+    recipe = NewPlanRecipe.of(**options)
+    _check(out, force)
+    shape = new_shape(
+        n_layers=recipe.layers,
+        d_model=recipe.d_model,
+        n_heads=recipe.heads,
+        context=recipe.context,
+        n_kv_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        family=recipe.family,
+        ffn_dim=recipe.ffn_dim,
+        vocab_size=recipe.vocab_size,
+    )
+    rules = DesignRules(
+        multiple_of=recipe.multiple_of,
+        min_dim=recipe.min_dim,
+        token_dim=recipe.token_dim,
+        kernel=recipe.kernel,
+        identity=recipe.identity,
+    )
+    plan = design.new_plan(shape, recipe.budget, recipe.policy, rules)
+    origin = plan.origin.model_copy(update={"command": command, "versions": versions()})
+    return _written(plan.model_copy(update={"origin": origin}), out, force)
+
+
+def fit(
+    profile: Profile | str | Path,
+    *,
+    out: str | Path | None = None,
+    force: bool = False,
+    command: str = "",
+    **options: Any,
+) -> Plan:
+    """The plan that loses least under limits, or saves most under a limit on the loss.
+
+    `options` are those below. With `out` the plan is also written to that file.
+
+    >>> import headwise as hw
+    >>> profile = hw.profile("./model", text="notes.txt")
+    >>> plan = hw.fit(profile, attn_params="75%", kv_bytes="50%")
+    """
+    recipe = FitRecipe.of(profile=_name(profile), **options)
+    _check(out, force)
+    return _written(best_fit(profile, recipe, command).plan, out, force)
+
+
+def best_fit(profile: Profile | str | Path, recipe: FitRecipe, command: str = "") -> Fit:
+    """The fit that a recipe asks for, with how near to the best it is."""
+    budget, resource = recipe.budget, resource_named(recipe.resource)
+    rise = None if recipe.max_loss is None else loss_rise(recipe.max_loss)
+    if rise is None and not budget.limited:
+        raise BudgetError("a fit needs a budget such as --attn-params 75%, or --max-loss 0.05.")
+    read = read_profile(profile)
+    problem = fit_problem(read, recipe.policy, width_rules(recipe))
+    found = (
+        fit_widths(problem, budget) if rise is None else least_fit(problem, rise, resource, budget)
+    )
+    return replace(found, plan=with_origin(found.plan, read, command))
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The best fits along a list of limits on one resource."""
+
+    problem: FitProblem
+    resource: Resource
+    fits: tuple[tuple[Limit, Fit], ...]
+
+
+def sweep(profile: Profile | str | Path, limits: str, **options: Any) -> Sweep:
+    """Fit the widths to several limits on one resource, such as 90%,75%,50%.
+
+    `options` are those of `fit`.
+
+    >>> import headwise as hw
+    >>> profile = hw.profile("./model", text="notes.txt")
+    >>> losses = [fit.loss_increase for _, fit in hw.sweep(profile, "90%,75%").fits]
+    """
+    return sweep_recipe(profile, FitRecipe.of(profile=_name(profile), **options), limits)
+
+
+def sweep_recipe(profile: Profile | str | Path, recipe: FitRecipe, limits: str) -> Sweep:
+    """`sweep` with the options as a recipe."""
+    if recipe.max_loss is not None:
+        raise BudgetError("a sweep goes over budgets, so it takes no --max-loss; leave it out.")
+    resource, budget = resource_named(recipe.resource), recipe.budget
+    parts = [Limit.parse(part, f"--pareto ({resource})") for part in limits.split(",")]
+    problem = fit_problem(read_profile(profile), recipe.policy, width_rules(recipe))
+    fits = [(one, fit_widths(problem, budget.model_copy(update={resource: one}))) for one in parts]
+    return Sweep(problem, resource, tuple(fits))
+
+
+def fit_plan(
+    profile: Profile,
+    budget: Budget,
+    rules: WidthRules,
+    policy: str = "sensitivity",
+    command: str = "",
+) -> Plan:
+    """The fitted plan, with the command, versions and profile it came from."""
+    found = fit_widths(fit_problem(profile, policy, rules), budget)
+    return with_origin(found.plan, profile, command)
+
+
+def with_origin(plan: Plan, profile: Profile, command: str = "") -> Plan:
+    """A fitted plan that says which profile and versions it came from."""
+    origin = plan.origin.model_copy(
+        update={
+            "command": command,
+            "versions": versions(),
+            "profile_sha256": profile.sha256,
+            "notes": (*profile.record.notes, *plan.origin.notes),
+        }
+    )
+    return plan.model_copy(update={"origin": origin})
+
+
+def width_rules(recipe: Fitted) -> WidthRules:
+    """Which widths a recipe allows."""
+    context = recipe.context if isinstance(recipe, FitRecipe) else None
+    return WidthRules(recipe.granularity, recipe.multiple_of, recipe.min_dim, context)
+
+
+def resource_named(name: str) -> Resource:
+    """A resource by its name in Python (kv_bytes) or on the command line (kv-bytes)."""
+    for resource in RESOURCES:
+        if name.replace("-", "_") == resource:
+            return resource
+    known = [r.replace("_", "-") for r in RESOURCES]
+    raise HeadwiseError(
+        f"--resource must be a resource, got {quoted(name)}. {did_you_mean(name, known)}"
+    )
+
+
+def loss_rise(text: str) -> float:
+    """A rise of the loss in nats; a percentage is one of perplexity."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise BudgetError(
+            f"--max-loss must be a rise in nats per token (0.05) or in perplexity (5%), got "
+            f"{quoted(text)}."
+        )
+    return math.log1p(value / 100) if text.strip().endswith("%") else value
+
+
+def read_plan(plan: Plan | str | Path) -> Plan:
+    """A plan, or the one in a file."""
+    if isinstance(plan, Plan):
+        return plan
+    advice = "give a plan file, such as `headwise plan fit` writes"
+    return Plan.from_json(read_file(Path(plan), advice=advice), str(plan))
+
+
+def read_profile(profile: Profile | str | Path) -> Profile:
+    """A profile, or the one in a folder."""
+    return profile if isinstance(profile, Profile) else Profile.read(Path(profile))
+
+
+def _name(profile: Profile | str | Path) -> str:
+    return profile.record.model if isinstance(profile, Profile) else str(profile)
+
+
+def _check(out: str | Path | None, force: bool) -> None:
+    if out is not None:
+        check_output(Path(out), force=force)
+
+
+def _written(plan: Plan, out: str | Path | None, force: bool) -> Plan:
+    if out is not None:
+        write_text(Path(out), plan.to_json(), force=force)
+    return plan

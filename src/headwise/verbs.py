@@ -1,0 +1,296 @@
+"""The verbs beside `compress`: train, recover, verify, evaluate, and `run` for every recipe.
+
+Each takes the options of its recipe as keywords and gives a typed result. The steps of `compress`
+are in `headwise.pipeline`, plans in `headwise.plans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.artifacts import check_output
+from headwise.data.text import read_source
+from headwise.errors import HeadwiseError
+from headwise.measure.evaluation import Evaluation, evaluate_model
+from headwise.measure.record import VERIFY_RECORD, Verification
+from headwise.measure.verification import VerifySettings
+from headwise.measure.verification import verify as verify_model
+from headwise.pipeline import (
+    REPORT,
+    CompressResult,
+    CutResult,
+    compare,
+    compress,
+    model_name,
+    note_report,
+    profile,
+    read_data,
+    tokenizer_name,
+)
+from headwise.plan import Plan
+from headwise.plans import fit, new_plan
+from headwise.progress import Progress, note, silent
+from headwise.recipe import (
+    FOLDERS,
+    EvaluateRecipe,
+    Recipe,
+    RecoverRecipe,
+    TrainRecipe,
+    VerifyRecipe,
+    read_recipe,
+    write_recipe,
+)
+from headwise.records import write_record
+from headwise.reporting.card import write_card
+from headwise.runs import RUN
+from headwise.source import open_source
+from headwise.training.loop import ProgressObserver
+from headwise.training.recover import RecoverResult
+from headwise.training.recover import recover as recover_model
+from headwise.training.train import TrainResult, resume_training
+from headwise.training.train import train as train_plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from headwise.pipeline import Model
+
+
+def train(
+    plan: Plan | str | Path | None = None,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+    **options: Any,
+) -> TrainResult:
+    """Train a plan's model from scratch on a text; the finished model is in OUT/model.
+
+    `options` are those below. Call it again with the same arguments to resume after a kill; with
+    `resume`, `out` alone is enough, and what else is given must agree with the run. Under torchrun
+    every process calls this, and every process gets the result.
+
+    >>> import headwise as hw
+    >>> plan = hw.new_plan(layers=2, d_model=32, heads=4, context=32, attn_params="75%")
+    >>> result = hw.train(plan, text="notes.txt", steps=3, batch_size=2, out="run")
+    >>> model = hw.load(result.model)
+    """
+    folder = Path(out)
+    named = str(folder / "plan.json") if isinstance(plan, Plan) else plan
+    recipe = TrainRecipe.of(plan=named, **options)
+    recipe.check()
+    settings = recipe.settings
+    rest = {name: getattr(recipe, name) for name in ("tokenizer", "vocab_size", "max_chars")}
+    how: dict[str, Any] = {"observer": ProgressObserver(progress, "training"), "progress": progress}
+    if resume and force:
+        raise HeadwiseError("--resume continues a run and --force replaces it; give only one.")
+    startable = plan is not None and recipe.text is not None and not (folder / RUN).exists()
+    if resume and not startable:
+        stated = {n for n in recipe.model_fields_set if hasattr(settings, n)}
+        changes = {name: getattr(settings, name) for name in stated}
+        result = resume_training(folder, changes, plan=plan, text=recipe.text, **rest, **how)
+    else:
+        if plan is None:
+            raise HeadwiseError("a training needs a plan file; see `headwise train --help`.")
+        if recipe.text is None:
+            raise HeadwiseError("a training needs --text; see `headwise train --help`.")
+        result = train_plan(
+            plan,
+            recipe.text,
+            folder,
+            settings=settings,
+            force=force,
+            beginning=lambda made: write_recipe(made, recipe),
+            command=command,
+            **rest,
+            **how,
+        )
+    if result.status == "finished" and not (folder / REPORT).exists():
+        for message in note_report(folder):
+            note(progress, message)
+    return result
+
+
+def recover(
+    model: str | Path | CutResult | CompressResult,
+    *,
+    against: Model,
+    out: str | Path,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+    **options: Any,
+) -> RecoverResult:
+    """Train the attention of a cut model on the predictions of the model it was cut from.
+
+    `options` are those below. Call it again with the same arguments to resume after a kill. Under
+    torchrun every process calls this, and every process gets the result.
+
+    >>> import headwise as hw
+    >>> found = hw.recover("smaller", against="./model", text="notes.txt", tokens=64, length=16,
+    ...                    out="recovered")
+    """
+    folder = _folder(model)
+    recipe = RecoverRecipe.of(model=str(folder), against=model_name(against), **options)
+
+    def finishing(made: Path) -> None:
+        write_recipe(made, recipe)
+        write_card(made, Path(folder), name=Path(out).name)
+
+    return recover_model(
+        folder,
+        against,
+        recipe.text,
+        out,
+        settings=recipe.settings,
+        force=force,
+        observer=ProgressObserver(progress, "recovering"),
+        finishing=finishing,
+        command=command,
+    )
+
+
+def verify(
+    model: Model | CutResult | CompressResult,
+    *,
+    against: Model,
+    out: str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    **options: Any,
+) -> Verification:
+    """Measure a cut model against the model it was cut from, on text it was not calibrated on.
+
+    `options` are those below; a missed target is no error: see `met` and `targets`. With `out` the
+    record is also written to that file.
+
+    >>> import headwise as hw
+    >>> found = hw.verify("smaller", against="./model", text="held-out.txt", max_ratio=1.1)
+    >>> met, ratio = found.met, found.texts[0].ratio
+    """
+    cut = _folder(model)
+    recipe = VerifyRecipe.of(
+        model=model_name(cut),
+        against=model_name(against),
+        tokenizer=tokenizer_name(tokenizer),
+        **options,
+    )
+    if out is not None:
+        check_output(Path(out), force=force)
+    texts = [read_data(recipe.text, recipe.images)]
+    texts += [read_source(name) for name in recipe.held_out]
+    settings = VerifySettings(
+        window=recipe.window,
+        stride=recipe.stride,
+        max_tokens=recipe.tokens,
+        tokenizer=tokenizer if recipe.tokenizer is None else recipe.tokenizer,  # type: ignore[arg-type]
+        device=recipe.device,
+        dtype=recipe.dtype,
+        trust_remote_code=recipe.trust_remote_code,
+        repeats=recipe.repeats,
+    )
+    found = verify_model(cut, against, texts, settings, targets=recipe.targets, progress=progress)
+    if out is not None:
+        write_record(Path(out), found, force=force)
+        if isinstance(cut, str | Path) and Path(out).resolve() == _record_of(cut):
+            write_card(Path(cut))  # the record is beside the model, so the card quotes its figures
+    return found
+
+
+def evaluate(
+    model: Model,
+    *,
+    out: str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    **options: Any,
+) -> Evaluation:
+    """Score a text with a causal model: nats per token, perplexity, bits per byte.
+
+    `options` are those below. With `out` the record is also written to that file.
+
+    >>> import headwise as hw
+    >>> perplexity = hw.evaluate("./model", text="held-out.txt").perplexity
+    """
+    recipe = EvaluateRecipe.of(
+        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
+    )
+    if out is not None:
+        check_output(Path(out), force=force)
+    text = read_source(recipe.text)
+    found = evaluate_model(
+        open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code),
+        text,
+        tokens=recipe.tokens,
+        window=recipe.window,
+        stride=recipe.stride,
+        device=recipe.device,
+        dtype=recipe.dtype,
+        progress=progress,
+    )
+    if out is not None:
+        write_record(Path(out), found, force=force)
+    return found
+
+
+def run(
+    recipe: str | Path | Recipe,
+    *,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+) -> Any:
+    """Do what a recipe says; the result is that of its verb.
+
+    `out` is the output folder, or the file of a plan, a verification or an evaluation.
+
+    >>> import headwise as hw
+    >>> again = hw.run("smaller/recipe.yaml", out="again")
+    """
+    found = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe))
+    if out is None and found.verb in FOLDERS:
+        raise HeadwiseError(f"{found.verb} needs an output folder; give one with --out.")
+    verb = VERBS[found.verb]
+    how = {"out": out, "force": force, "progress": progress, "command": command}
+    taken = signature(verb).parameters
+    return verb(**{k: v for k, v in how.items() if k in taken}, **found.stated)
+
+
+def load(model: str | Path, **how: Any) -> PreTrainedModel:
+    """A model, dense or headwise, ready to run: folder, hub name, .gguf file, builtin:smollm2.
+
+    >>> import headwise as hw
+    >>> model = hw.load("smaller")
+    """
+    found: PreTrainedModel = open_source(model).load(**how)
+    return found
+
+
+# The function of each verb that a recipe can name.
+VERBS: dict[str, Callable[..., Any]] = {
+    "compare": compare,
+    "compress": compress,
+    "eval": evaluate,
+    "fit": fit,
+    "new_plan": new_plan,
+    "profile": profile,
+    "recover": recover,
+    "train": train,
+    "verify": verify,
+}
+
+
+def _folder(model: Any) -> Any:
+    return model.out if isinstance(model, CutResult | CompressResult) else model
+
+
+def _record_of(cut: str | Path) -> Path:
+    return (Path(cut) / VERIFY_RECORD).resolve()
