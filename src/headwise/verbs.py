@@ -132,8 +132,8 @@ def recover(
     torchrun every process calls this, and every process gets the result.
 
     >>> import headwise as hw
-    >>> found = hw.recover("smaller", against="./model", text="notes.txt", tokens=64, length=16,
-    ...                    out="recovered")
+    >>> options = {"text": "notes.txt", "tokens": 64, "length": 16}
+    >>> found = hw.recover("smaller", against="./model", out="recovered", **options)
     """
     folder = _folder(model)
     recipe = RecoverRecipe.of(model=str(folder), against=model_name(against), **options)
