@@ -8,11 +8,13 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise.errors import PlanError
+from headwise.models import heads_headwise
 from headwise.models.build import build_model, convert, plan_of, stock_plan
 from headwise.models.heads_headwise import eager_attention
 from headwise.models.slicing import qk_columns, sliced
@@ -356,7 +358,9 @@ def test_flash_kernels_get_equal_widths_and_grouped_keys(monkeypatch):
     assert len(calls) == sum(len(a.classes) for a in model.attentions())
 
 
-def test_decoding_unequal_widths_obeys_both_kinds_of_mask():
+@pytest.mark.parametrize("many", [1, 10**9])
+def test_decoding_unequal_widths_obeys_both_kinds_of_mask(monkeypatch, many):
+    monkeypatch.setattr(heads_headwise, "_MANY_CACHED", many)
     config = tiny.config("llama")
     model = build_model(ragged_plan(config), config=config, seed=5)
     head_class = model.attentions()[0].classes[0]
@@ -377,3 +381,84 @@ def test_decoding_unequal_widths_obeys_both_kinds_of_mask():
         torch.testing.assert_close(made, expected)
     unmasked, _ = head_class.attended(query, key, value, None, **grouped)
     assert (unmasked - expected).abs().max() > SEEN
+
+
+def layer_plan(config):
+    """One class per layer: unequal widths with planes of each head's own, equal ones, all."""
+    shape = stock_plan(config).shape
+
+    def heads(qk, vo, planes):
+        return tuple(HeadSpec(qk_dim=qk, vo_dim=vo, queries=3, rotary_planes=p) for p in planes)
+
+    layers = (
+        heads(4, 7, ((0, 3), (1, 4))),
+        heads(6, 6, ((0, 1, 4), (0, 1, 4))),
+        heads(10, 4, (tuple(range(5)),) * 2),
+    )
+    return Plan(shape=shape, layers=tuple(LayerPlan(heads=h) for h in layers))
+
+
+@pytest.fixture
+def layered():
+    config = tiny.config("llama")
+    return tiny.randomise(build_model(layer_plan(config), config=config, seed=5))
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("many", [1, 10**9])
+def test_layer_plans_decode_alike_with_both_kernels(layered, monkeypatch, static, many):
+    """`many` = 1 writes every attention out, 10⁹ leaves all of them to the fused kernel."""
+    monkeypatch.setattr(heads_headwise, "_MANY_CACHED", many)
+    ids = tiny.inputs("llama", 11)["input_ids"]
+    cache = (
+        StaticCache(config=layered.config, max_cache_len=17)
+        if static
+        else DynamicCache(config=layered.config)
+    )
+    steps = [_logits(layered, ids[:, :6], past_key_values=cache, use_cache=True)]
+    steps += [
+        _logits(layered, ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+        for i in range(6, 11)
+    ]
+    torch.testing.assert_close(torch.cat(steps, 1), _logits(layered, ids), **REORDERED)
+
+
+def test_decoding_never_copies_the_cache(layered):
+    """No operation of a decoded token makes a tensor as large as the keys or the values."""
+    context, batch = 211, 5  # enough for the products to be written out
+    cache = StaticCache(config=layered.config, max_cache_len=context)
+    ids = torch.ones(batch, 1, dtype=torch.long)
+    _logits(layered, ids, past_key_values=cache, use_cache=True)  # allocates it
+    smallest = min(t.numel() for c in cache.layers for t in (c.keys, c.values))
+    made = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            given = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:
+                made.append(out.numel())
+            return out
+
+    with Sizes():
+        _logits(layered, ids, past_key_values=cache, use_cache=True)
+    assert made
+    assert max(made) < smallest
+    with Sizes():  # the control: stock attention repeats the keys of a group
+        stock = tiny.stock("llama")
+        cache = StaticCache(config=stock.config, max_cache_len=context)
+        _logits(stock, ids, past_key_values=cache, use_cache=True)
+    assert max(made) > smallest
+
+
+def test_layer_plans_compile_without_graph_breaks(layered):
+    """fullgraph refuses any break; the eager backend runs what was traced, without a compiler."""
+    compiled = torch.compile(layered, fullgraph=True, backend="eager")
+    ids = tiny.inputs("llama", 9)["input_ids"]
+    expected = _logits(layered, ids)
+    torch.testing.assert_close(_logits(compiled, ids, use_cache=False), expected, **REORDERED)
+    cache = StaticCache(config=layered.config, max_cache_len=13)
+    _logits(layered, ids[:, :7], past_key_values=cache, use_cache=True)
+    for i in (7, 8):
+        made = _logits(compiled, ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+        torch.testing.assert_close(made[:, 0], expected[:, i], **REORDERED)
