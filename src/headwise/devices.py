@@ -1,10 +1,28 @@
-"""Which device and number format `auto` stands for on this machine."""
+"""The machine under a run: its devices, its processes, and the signals they get.
+
+Accelerate makes `torchrun --nproc_per_node 2 -m headwise train …` the same run as one process.
+All processes must see the run folder (one machine, or shared storage); only the first writes.
+
+The first Ctrl-C or SIGTERM asks the loop to save and stop at the next step; a second one acts as
+it would have without the loop.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "fp32", "bf16"]
@@ -35,3 +53,89 @@ def training_dtype(dtype: Dtype, device: Device) -> Dtype:
     if dtype != "auto":
         return dtype
     return "fp32" if device == "cpu" else "bf16"
+
+
+T = TypeVar("T")
+
+# The first process may tokenise for long while the others wait for it.
+PATIENCE = timedelta(hours=2)
+
+
+def accelerator(device: Device) -> Accelerator:
+    """The processes of this run on `device` (already chosen)."""
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate.state import (  # type: ignore[import-untyped]
+        AcceleratorState,
+        PartialState,
+    )
+
+    for plugin in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true":
+            raise HeadwiseError(
+                f"the accelerate configuration asks for {plugin}, but headwise trains "
+                "data-parallel only; start it with torchrun or without that option."
+            )
+    # Accelerate keeps one state per process and refuses another device after the first.
+    if AcceleratorState._shared_state and PartialState().num_processes == 1:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(
+        cpu=device == "cpu",
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
+
+
+def on_main(processes: Accelerator, action: Callable[[], T]) -> T:
+    """Do `action` in the first process while the others wait; all get its result or its error.
+
+    With several processes the result must be picklable.
+    """
+    failure: HeadwiseError | None = None
+    result: Any = None
+    if processes.is_main_process:
+        try:
+            result = action()
+        except HeadwiseError as error:
+            failure = error
+    if processes.num_processes > 1:
+        from accelerate.utils import (  # type: ignore[import-untyped]
+            broadcast_object_list,
+        )
+
+        message = [str(failure) if failure else None, result]
+        broadcast_object_list(message)
+        if message[0] and not failure:
+            failure = HeadwiseError(message[0])
+        result = message[1]
+    if failure:
+        raise failure
+    return result  # type: ignore[no-any-return]
+
+
+class Interruption:
+    """Which signal asked to stop; 0 while none did."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+
+@contextlib.contextmanager
+def interruptions() -> Iterator[Interruption]:
+    """While inside, SIGINT and SIGTERM are only noted (in the main thread; elsewhere nothing)."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    before: dict[int, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        interruption.signal = number
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        before[each] = signal.signal(each, note)
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

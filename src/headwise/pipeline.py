@@ -18,10 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from headwise.artifacts import check_output, wrote
-from headwise.baselines.bench import Comparison
 from headwise.baselines.catalogue import CompareSettings
-from headwise.baselines.comparison import run_comparison
-from headwise.baselines.comparison_folder import ComparisonFolder
+from headwise.baselines.comparison import Comparison, ComparisonFolder, run_comparison
 from headwise.baselines.record import ComparisonRecord, read_comparison
 from headwise.cutting.run import CutRequest, cut_model, is_cut
 from headwise.cutting.settings import CutSettings

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.baselines.bench import RIVALS
-from headwise.baselines.by_weights import clover, magnitude
+from headwise.baselines.comparison import RIVALS
 from headwise.baselines.heads import head_pruning, head_scores, kept_heads, layer_params
 from headwise.baselines.measured import Wanted, measurements
+from headwise.baselines.narrowing import clover, magnitude, uniform
 from headwise.baselines.parts import Subject, groups_of, joined
 from headwise.baselines.svd_llm import svd_llm, truncated
-from headwise.baselines.whitened import uniform
 from headwise.errors import BudgetError
 from headwise.models.backbones_headwise import Projection, projections_of
 from headwise.models.build import convert, load_projections, replaced_projections
@@ -226,13 +225,10 @@ def test_clover_truncates_the_products(seen):
 
 def test_clover_keeps_value_biases_where_the_output_has_one(seen):
     found = seen("gpt2")
-    for (_, before), (_, after) in zip(
-        found.subject.dense,
-        clover(found.subject, round(0.7 * found.full)).layers,
-        strict=True,
-    ):
-        assert torch.equal(before["value"], after["value"])
-        assert torch.equal(before["output"], after["output"])
+    cut = clover(found.subject, round(0.7 * found.full))
+    for before, after in zip(found.subject.dense, cut.layers, strict=True):
+        assert torch.equal(before["value"].bias, after["value"].bias)
+        assert torch.equal(before["output"].bias, after["output"].bias)
 
 
 def test_rotary_planes_are_dropped_whole_and_the_weakest_first(seen):
@@ -357,8 +353,7 @@ def test_pruned_heads_are_the_ones_of_least_gradient(seen):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
 def test_layers_come_apart_and_together_unchanged(seen, name):
     found = seen(name)
-    for layer, weights in zip(found.plan.layers, found.subject.dense, strict=True):
-        again = joined(groups_of(layer, weights), weights)
-        for one, other in zip(weights, again, strict=True):
-            assert one.keys() == other.keys()
-            assert all(torch.equal(one[side], other[side]) for side in one)
+    for layer, whole in zip(found.plan.layers, found.subject.dense, strict=True):
+        one, other = whole.tensors(), joined(groups_of(layer, whole), whole).tensors()
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from headwise.baselines import bench
-from headwise.baselines.comparison_folder import ComparisonFolder
+from headwise.baselines import comparison
+from headwise.baselines.comparison import ComparisonFolder
 from headwise.baselines.record import ComparisonCell
 from headwise.cli import main
 from headwise.data.tokens import trained_tokenizer
@@ -173,7 +173,7 @@ def test_a_killed_comparison_goes_on_with_the_same_cells(headwise, place, tmp_pa
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setitem(bench.RIVALS, "head-pruning", killed)
+        patch.setitem(comparison.RIVALS, "head-pruning", killed)
         patch.setattr(sys, "argv", ["headwise", *words(place, out, *quick)])
         with pytest.raises(KilledError):
             main.main()

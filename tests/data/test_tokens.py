@@ -30,7 +30,9 @@ def test_pieces_cut_at_line_ends_change_nothing(tokenizer, monkeypatch):
     monkeypatch.setattr(tokens, "PIECE", 100)
     monkeypatch.setattr(tokens, "AT_ONCE", 3)
     seen = []
-    pieces = token_stream(tokenizer, DOCUMENTS, lambda done, total: seen.append((done, total)))
+    pieces = token_stream(
+        tokenizer, DOCUMENTS, lambda what, done, total: seen.append((done, total))
+    )
     total = sum(map(len, DOCUMENTS))
     assert tokenizer.decode(pieces) == tokenizer.decode(whole)
     assert len(seen) > 1

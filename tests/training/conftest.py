@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from headwise.devices import accelerator
 from headwise.training.batches import WindowBatches, held_out_batches, next_token_loss
 from headwise.training.loop import TrainingJob
-from headwise.training.processes import accelerator
 from headwise.training.settings import TrainSettings
 from tests import tiny
 

@@ -4,26 +4,297 @@
                                       ours:   the checkpoint that `compress` writes
     every cell: counted attention parameters, perplexity ÷ dense on every text
 
+DIR/run.json                  model, texts and settings; another comparison is refused
+    profile/                  the profile, unless one was named
+    cells/dense.json          the dense model on every text
+          svd-llm@75pct.json  one method at one budget, written when it is finished
+    work/                     measurements and models in the making; gone at the end
+    compare.json, pareto.*    the result
+    report.html               the same as a page
+
 A cell is saved when it is finished and never run twice. A budget that a method cannot reach is a
-cell too, which says so.
+cell too, which says so. A rival's projections take the place of the model's own while they are
+measured; those are never written to, for a live model shares them. Ours is read back and counted
+in its files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-from headwise.artifacts import versions
-from headwise.baselines.bench import Bench, Comparison
-from headwise.baselines.catalogue import METHODS
-from headwise.baselines.comparison_folder import ComparisonFolder
-from headwise.baselines.record import ComparedText, ComparisonCell, ComparisonRecord
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+
+from headwise.artifacts import atomic_file, versions, write_text
+from headwise.baselines.catalogue import METHODS, OURS, RECOVERED, CompareSettings
+from headwise.baselines.heads import head_pruning
+from headwise.baselines.measured import Wanted, measurements
+from headwise.baselines.narrowing import clover, energy, magnitude, uniform
+from headwise.baselines.parts import Cut, Subject
+from headwise.baselines.record import (
+    COMPARE_RECORD,
+    ComparedText,
+    ComparisonCell,
+    ComparisonRecord,
+    DenseCell,
+    DenseText,
+    Score,
+)
+from headwise.baselines.svd_llm import svd_llm
+from headwise.cutting.run import CutRequest, cut_model, is_cut, refuse_other_weights
 from headwise.cutting.settings import CutSettings
+from headwise.data.text import Text
+from headwise.errors import BudgetError, HeadwiseError
+from headwise.measure.likelihood import (
+    Likelihood,
+    likelihood,
+    scored_stream,
+    window_of,
+)
+from headwise.measure.size import counted
+from headwise.models.backbones_headwise import projections_of
+from headwise.models.build import replaced_projections
+from headwise.plan import Budget, Limit
+from headwise.planning.cost import dense_cost
+from headwise.planning.fit import WidthRules, fit
+from headwise.profiling.format import Profile
+from headwise.profiling.source import load_for_profiling
+from headwise.profiling.worth import fit_problem
 from headwise.progress import Progress, silent
-from headwise.records import write_record
+from headwise.records import parse_value, read_json, write_record
+from headwise.source import Source, open_source
+
+Cell = TypeVar("Cell", ComparisonCell, DenseCell)
+CHARTS = ("pareto.html", "pareto.svg", "pareto.png")
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonFolder:
+    """Where everything of a comparison is; `cut` says how our cells are made today."""
+
+    path: Path
+    cut: Mapping[str, Any] | None = None
+
+    @property
+    def profile(self) -> Path:
+        """The profile, unless the user named one."""
+        return self.path / "profile"
+
+    @property
+    def work(self) -> Path:
+        """What can be removed when all cells are finished."""
+        return self.path / "work"
+
+    @property
+    def result(self) -> Path:
+        """The finished document."""
+        return self.path / COMPARE_RECORD
+
+    @property
+    def dense(self) -> DenseCell | None:
+        """The dense model's figures, if they are there."""
+        return _read_cell(self._cell("dense"), DenseCell)
+
+    def cell(self, name: str) -> ComparisonCell | None:
+        """A finished cell, if it is there, whole, and made as it would be today."""
+        return self._current(_read_cell(self._cell(name), ComparisonCell))
+
+    def cells(self) -> Iterator[ComparisonCell]:
+        """Every finished cell of a method."""
+        for path in sorted((self.path / "cells").glob("*@*.json")):
+            found = self._current(_read_cell(path, ComparisonCell))
+            if found is not None:
+                yield found
+
+    def missing(self, budgets: Sequence[Limit], methods: Sequence[str]) -> list[tuple[Limit, str]]:
+        """The asked cells that are not finished, budget by budget."""
+        return [(b, m) for b in budgets for m in methods if self.cell(f"{m}@{b}") is None]
+
+    def put(self, name: str, cell: ComparisonCell | DenseCell) -> None:
+        """Save a finished cell, whole or not at all."""
+        text = json.dumps(cell.to_dict(), indent=2, allow_nan=False)
+        write_text(self._cell(name), f"{text}\n", force=True)
+
+    def _current(self, cell: ComparisonCell | None) -> ComparisonCell | None:
+        """None for a cell of ours that was cut with other settings; the others have none."""
+        if cell is None or None in (self.cut, cell.cut) or cell.cut == self.cut:
+            return cell
+        return None
+
+    def _cell(self, name: str) -> Path:
+        return self.path / "cells" / f"{name.replace('%', 'pct')}.json"
+
+
+def _read_cell(path: Path, kind: type[Cell]) -> Cell | None:
+    """A cell, or None if it is not there or damaged: then it is made again."""
+    try:
+        return parse_value(read_json(path), kind, str(path))
+    except HeadwiseError:
+        return None
+
+
+RIVALS: dict[str, Callable[[Subject, int], Cut]] = {
+    "svd-llm": svd_llm,
+    "clover": clover,
+    "magnitude": magnitude,
+    "energy": energy,
+    "head-pruning": head_pruning,
+    "uniform": uniform,
+}
+Recover = Callable[[Path, Path], None]  # a cut model's folder, the recovered one's
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, on what; the first text is of the calibration text's kind."""
+
+    source: Source
+    profile: Profile
+    texts: tuple[Text, ...]
+    methods: tuple[str, ...]
+    budgets: tuple[Limit, ...]
+    settings: CompareSettings
+    recover: Recover | None = None
+    recovery: dict[str, Any] | None = None  # its settings, for the record
+    command: str = ""
+
+
+class Bench:
+    """The dense model with its texts, into which one method after another is put."""
+
+    def __init__(self, job: Comparison, folder: ComparisonFolder, report: Progress) -> None:
+        self.job, self.folder, self.report = job, folder, report
+        if job.profile.record.objective != "next-token":
+            raise HeadwiseError(
+                "a comparison is of causal language models by perplexity, but "
+                f"{job.source.name} is not one; compare encoders with `headwise compress`."
+            )
+        self.source = job.source
+        refuse_other_weights(job.profile, self.source)
+        self.model = load_for_profiling(self.source)
+        words, most = self.source.tokenizer, job.settings.max_tokens
+        self.streams = [scored_stream(words, text, most)[0] for text in job.texts]
+        self.window = window_of(self.model.backbone, job.settings.window)
+        self.dense_params = dense_cost(job.profile.plan.shape).attn_params
+        self._subject: Subject | None = None
+        self.reference = self._reference()
+
+    def cell(self, method: str, budget: Limit) -> ComparisonCell:
+        """One method at one budget."""
+        whole = Budget(attn_params=budget)
+        amount = whole.amount("attn_params", dense_cost(self.job.profile.plan.shape))
+        found = ComparisonCell(method=method, budget=str(budget), amount=amount)
+        try:
+            if method in RIVALS:
+                params, scores = self._rival(method, amount)
+            else:
+                params, scores = self._ours(method, budget, whole)
+        except BudgetError as error:
+            return found.model_copy(update={"problem": str(error)})
+        assert params <= amount, f"{method} went over its budget"
+        return ComparisonCell(
+            method=method,
+            budget=str(budget),
+            amount=amount,
+            attn_params=params,
+            share=params / self.dense_params,
+            texts=tuple(_score(s, nll) for s, nll in zip(scores, self.reference, strict=True)),
+            cut=None if method in RIVALS else CutSettings().to_dict(),
+            recovery=self.job.recovery if method == RECOVERED else None,
+        )
+
+    def tidy(self, budget: Limit, left: Sequence[tuple[Limit, str]]) -> None:
+        """Remove our models of a budget that no cell needs any more."""
+        if not any(b == budget and m in (OURS, RECOVERED) for b, m in left):
+            shutil.rmtree(self._place(budget), ignore_errors=True)
+
+    def _rival(self, method: str, amount: int) -> tuple[int, list[Likelihood]]:
+        cut = RIVALS[method](self.subject, amount)
+        with replaced_projections(self.model, dict(enumerate(cut.layers))):
+            return cut.attn_params, self._likelihoods(self.model)
+
+    def _ours(self, method: str, budget: Limit, whole: Budget) -> tuple[int, list[Likelihood]]:
+        """The real checkpoint: cut, perhaps recovered, read back and counted in its files."""
+        job, place = self.job, self._place(budget)
+        rules = WidthRules(multiple_of=job.settings.multiple_of)
+        plan = fit(fit_problem(job.profile, "sensitivity", rules), whole).plan
+        origin = plan.origin.model_copy(update={"profile_sha256": job.profile.sha256})
+        plan = plan.model_copy(update={"origin": origin})
+        request = CutRequest(self.source, job.profile, plan, CutSettings(), job.command)
+        out = place / "cut"
+        if not is_cut(request, out):
+            shutil.rmtree(place / "recovered", ignore_errors=True)
+            cut_model(request, out, force=True, progress=self.report)
+        if method == RECOVERED:
+            assert job.recover is not None
+            if not (place / "recovered").exists():
+                job.recover(out, place / "recovered")
+            out = place / "recovered"
+        made = open_source(out)
+        return counted(made).attn_params, self._likelihoods(made.load())
+
+    @property
+    def subject(self) -> Subject:
+        """What the rivals see; measured when the first of them asks."""
+        if self._subject is None:
+            attentions = self.model.attentions()
+            tied = any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions)
+            dense = tuple(projections_of(a).map(torch.Tensor.cpu) for a in attentions)
+            self._subject = Subject(self.job.profile, dense, self._measured(), tied)
+        return self._subject
+
+    def _measured(self) -> dict[str, np.ndarray]:
+        pending = {m for _, m in self.folder.missing(self.job.budgets, self.job.methods)}
+        wanted = Wanted(moments="svd-llm" in pending, gates="head-pruning" in pending)
+        path = self.folder.work / "measured.safetensors"
+        found = load_file(path) if path.exists() else {}
+        if not wanted.covered(found):
+            ids = torch.from_numpy(self.job.profile.ids)
+            found = measurements(self.model, ids, wanted, progress=self.report)
+            with atomic_file(path, force=True) as temporary:
+                save_file(found, temporary)
+        return found
+
+    def _reference(self) -> list[float]:
+        """Nats per token of the dense model on every text."""
+        cell = self.folder.dense
+        if cell is None:
+            cell = DenseCell(
+                attn_params=self.dense_params,
+                texts=tuple(
+                    DenseText(tokens=f.tokens, window=f.window, stride=f.stride, nll=f.nll)
+                    for f in self._likelihoods(self.model)
+                ),
+                weights_sha256=self.job.profile.record.weights_sha256,
+            )
+            self.folder.put("dense", cell)
+        return [text.nll for text in cell.texts]
+
+    def _likelihoods(self, model: Any) -> list[Likelihood]:
+        return [
+            likelihood(model, stream, window=self.window, stride=self.window, progress=self.report)
+            for stream in self.streams
+        ]
+
+    def _place(self, budget: Limit) -> Path:
+        return self.folder.work / str(budget).replace("%", "pct")
+
+
+def _score(found: Likelihood, dense_nll: float) -> Score:
+    gap = found.nll - dense_nll
+    return Score(
+        nll=found.nll,
+        perplexity=found.perplexity if math.isfinite(found.perplexity) else None,
+        ratio=math.exp(gap) if gap < 709 else None,
+    )
 
 
 def run_comparison(

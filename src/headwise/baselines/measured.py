@@ -11,7 +11,6 @@ The first two are for SVD-LLM (a forward pass), the gates for head pruning (a ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,8 +22,7 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.profiling.objectives import probe
-
-Tick = Callable[[int, int], None]
+from headwise.progress import Progress, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def measurements(
     wanted: Wanted,
     *,
     batch: int = 4,
-    tick: Tick | None = None,
+    progress: Progress = silent,
 ) -> dict[str, np.ndarray]:
     """The sums named above, moments as means per token; `model` is a causal headwise model."""
     listener, rows = _Listener(wanted), list(torch.split(ids, batch))
@@ -78,8 +76,7 @@ def measurements(
         undo.enter_context(torch.set_grad_enabled(wanted.gates))
         _listen(model, listener, undo)
         for done, some in enumerate(rows):
-            if tick is not None:
-                tick(done, len(rows))
+            progress("measuring", done, len(rows))
             part = probe("next-token", some.to(model.device), tuple(range(len(some))), seed=0)
             losses, _ = part.losses(model(input_ids=part.inputs, use_cache=False))
             if not bool(torch.isfinite(losses).all()):

@@ -101,7 +101,7 @@ def _processes(device: str) -> Any:
         raise hw.HeadwiseError(f"WORLD_SIZE must be a whole number, got {world!r}; unset it.")
     if int(world) == 1:
         return None
-    from headwise.training.processes import accelerator
+    from headwise.devices import accelerator
 
     return accelerator(chosen_device(device))
 

@@ -11,7 +11,7 @@ even; a cut can change the tokens only around that line end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Integer, UInt32
 
 from headwise.errors import HeadwiseError, reason_of
+from headwise.progress import Progress, silent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,8 +30,6 @@ PIECE = 100_000  # characters of a document tokenised together
 AT_ONCE = 32  # pieces handed to the tokenizer at once, which spreads them over the cores
 MASK, PAD, FIRST, LAST = "[MASK]", "[PAD]", "[CLS]", "[SEP]"  # of an encoder's tokenizer
 BYTES = 256  # tokens that every byte-level tokenizer has, beside its special ones
-
-Progress = Callable[[int, int], None]  # characters done, characters in all
 
 
 def trained_tokenizer(
@@ -121,7 +120,7 @@ def refuse_absent_path(name: str, what: str) -> None:
 def token_stream(
     tokenizer: PreTrainedTokenizerBase,
     documents: Sequence[str],
-    progress: Progress | None = None,
+    progress: Progress = silent,
     most: int | None = None,
     vocab_size: int | None = None,
 ) -> UInt32[np.ndarray, " n"]:
@@ -141,8 +140,7 @@ def token_stream(
             parts.append(np.asarray(ids + end if last else ids, dtype=np.uint32))
             made += len(parts[-1])
         done += sum(map(len, texts))
-        if progress is not None:
-            progress(done, total)
+        progress("tokenising (characters)", done, total)
         if most is not None and made >= most:
             break
     stream = np.concatenate(parts)[:most]

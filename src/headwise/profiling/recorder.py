@@ -15,6 +15,12 @@ for q with encode_q and encode_kᵀ. A rotary plane is scaled by its gate, befor
 rotation alike, so the trace of M_s over its two columns is its derivative.
 
 Only the gradients at activations are made: no parameter asks for one.
+
+How saturated the attention is shows in a few rows of every head, at context lengths 4, 8, 16, …
+Position t of a causal model attends to t + 1 tokens, so one sequence shows all lengths up to its
+own. Only the rows asked for are computed again, in double precision, from the rotated queries and
+keys: a handful of positions instead of `length`. An encoder attends to everything from everywhere,
+so its rows all have one length, and the same few positions are averaged.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -31,8 +37,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.models.attention_headwise import HeadClass, HeadwiseAttention
-from headwise.profiling.softmax_rows import row_statistics
+from headwise.models.attention_headwise import HeadwiseAttention
+from headwise.models.heads_headwise import HeadClass
+from headwise.theory.saturation import jacobian_norm
 
 Chunk = dict[str, Tensor]
 Heads = Float[Tensor, "batch length groups queries dim"]
@@ -147,3 +154,33 @@ def _listen(layer: _Layer, undo: ExitStack) -> None:
     undo.callback(attention.o_proj.register_forward_pre_hook(layer.output).remove)
     layer.heads.attended = layer.attended  # type: ignore[method-assign]
     undo.callback(delattr, layer.heads, "attended")
+
+
+ROW_STATISTICS = ("entropy", "jacobian_norm", "score_spread")
+
+
+def row_statistics(
+    head_class: HeadClass,
+    query: Float[Tensor, "batch heads length dim"],
+    key: Float[Tensor, "batch groups length dim"],
+    lengths: tuple[int, ...],
+    window: int | None,
+) -> dict[str, Float[Tensor, "lengths heads"]]:
+    """Entropy (nats), ‖J‖ and the scores' standard deviation over keys, summed over the batch."""
+    grouped = query.unflatten(1, (head_class.n_heads, head_class.queries))
+    exact = torch.float32 if query.device.type == "mps" else torch.float64
+    found: dict[str, list[Tensor]] = {name: [] for name in ROW_STATISTICS}
+    for length in lengths:
+        keys = key
+        if head_class.is_causal:
+            keys = key[:, :, max(0, length - (window or length)) : length]
+        row = grouped[:, :, :, length - 1]
+        scores = (row.to(exact) @ keys.to(exact).transpose(-1, -2)) * head_class.scaling
+        p = scores.softmax(-1)
+        found["entropy"].append(torch.special.entr(p).sum(-1))
+        found["jacobian_norm"].append(jacobian_norm(p))
+        found["score_spread"].append(scores.std(-1, correction=0))
+    stacked = {name: torch.stack(rows).sum(1).flatten(1) for name, rows in found.items()}
+    if not head_class.is_causal:
+        stacked = {name: x.mean(0, keepdim=True) for name, x in stacked.items()}
+    return stacked

@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from headwise.plan import LayerPlan
 from headwise.profiling.factor import score_basis, value_basis
-from headwise.profiling.softmax_rows import ROW_STATISTICS
+from headwise.profiling.recorder import ROW_STATISTICS
 from headwise.runs import Run
 
 Arrays = dict[str, np.ndarray]

@@ -21,6 +21,7 @@ from accelerate.utils import align_module_device  # type: ignore[import-untyped]
 from safetensors.numpy import save
 
 from headwise.artifacts import sha256, versions
+from headwise.devices import on_main
 from headwise.errors import HeadwiseError
 from headwise.models.attention_headwise import HeadwiseAttention
 from headwise.models.build import plan_of
@@ -35,7 +36,6 @@ from headwise.profiling.source import Sequences, input_device, weights_sha256
 from headwise.progress import Progress, silent
 from headwise.records import write_record
 from headwise.runs import Run, resume
-from headwise.training.processes import on_main
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]

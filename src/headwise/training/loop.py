@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headwise.devices import Interruption, interruptions, on_main
 from headwise.errors import HeadwiseError
 from headwise.progress import Progress, note
 from headwise.training.batches import Batch, Loss
@@ -41,7 +42,6 @@ from headwise.training.checkpoint import (
     save_checkpoint,
 )
 from headwise.training.optimizer import adamw, set_learning_rate, trained_parameters
-from headwise.training.processes import Interruption, interruptions, on_main
 from headwise.training.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from headwise.artifacts import versions
 from headwise.data.split import held_out_split
 from headwise.data.text import Text, read_source
 from headwise.data.tokens import token_stream
+from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError
 from headwise.models.record import CUT_RECORD, CutRecord, RecoveryRecord, read_cut_record
 from headwise.records import write_record
@@ -28,7 +29,6 @@ from headwise.source import Source, open_source
 from headwise.training.batches import Batch, Loss, WindowBatches, held_out_batches
 from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
 from headwise.training.loop import Observer, TrainingJob, check_division, train_model
-from headwise.training.processes import accelerator, on_main
 from headwise.training.settings import RecoverSettings, TrainSettings
 
 if TYPE_CHECKING:

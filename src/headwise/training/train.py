@@ -35,6 +35,7 @@ from headwise.data.masking import Masking, masking_of
 from headwise.data.split import held_out_split
 from headwise.data.text import Text, read_source
 from headwise.data.tokens import DEFAULT_VOCAB, load_tokenizer, token_stream, trained_tokenizer
+from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError, OutputError, quoted
 from headwise.plan import Origin, Plan
 from headwise.progress import Progress, silent
@@ -57,7 +58,6 @@ from headwise.training.loop import (
     check_division,
     train_model,
 )
-from headwise.training.processes import accelerator, on_main
 from headwise.training.settings import FREE_ON_RESUME, TrainSettings
 
 if TYPE_CHECKING:
@@ -338,10 +338,7 @@ def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetail
     tokenizer, plan = fitted_tokenizer(asked.plan, asked.inputs.tokenizer, split.train)
     check_context(plan, settings)
 
-    def tell(done: int, total: int) -> None:
-        progress("tokenising (characters)", done, total)
-
-    streams = [token_stream(tokenizer, part, tell) for part in (split.train, split.held_out)]
+    streams = [token_stream(tokenizer, part, progress) for part in (split.train, split.held_out)]
     masking = None if plan.shape.causal else masking_of(tokenizer, plan.shape.vocab_size)
     _batches(streams[0], settings, masking)  # long enough?
     tokens = special_tokens(tokenizer)

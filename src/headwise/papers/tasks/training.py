@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy
 from headwise.data.split import Split, held_out_split
 from headwise.data.text import read_source
 from headwise.data.tokens import token_stream, trained_tokenizer
+from headwise.devices import accelerator
 from headwise.models.build import build_model
 from headwise.papers.harness.claim import ReproduceError
 from headwise.papers.tasks.network import FixedSizes, TaskNetwork, task_plan
@@ -37,7 +38,6 @@ from headwise.planning.design import new_shape
 from headwise.training.batches import Batch, WindowBatches, held_out_batches, next_token_loss
 from headwise.training.checkpoint import StepRecord
 from headwise.training.loop import DivergenceError, Observer, TrainingJob, train_model
-from headwise.training.processes import accelerator
 from headwise.training.settings import TrainSettings
 
 HELD_OUT_SEED = 1 << 30  # of a task's scored sequences; training seeds stay below

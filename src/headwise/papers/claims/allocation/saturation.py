@@ -133,7 +133,7 @@ def _attended(
 ) -> Any:
     """In place of the heads' own method: measure some rows, then call the method itself."""
     from headwise.models.heads_headwise import HeadClass
-    from headwise.profiling.softmax_rows import row_statistics
+    from headwise.profiling.recorder import row_statistics
 
     query, key = args[:2]
     found = row_statistics(heads, query, key, lengths, window)
