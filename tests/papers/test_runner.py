@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headwise.artifacts import one_writer
 from headwise.errors import OutputError
 from headwise.papers.claims import known_claims
 from headwise.papers.harness.claim import ReproduceError, Results, Trial
@@ -124,7 +125,7 @@ def test_a_pool_that_cannot_run_leaves_the_folder_as_it_was(toy, tmp_path):
 
     with pytest.raises(ReproduceError, match="No cluster"):
         start(toy.CLAIM, tmp_path / "run", 1, Broken(), size="full")
-    assert Store(tmp_path / "run").run() is None
+    assert Store(tmp_path / "run").asked() is None
     start(toy.CLAIM, tmp_path / "run", 1)
 
 
@@ -187,13 +188,13 @@ def test_a_refused_run_leaves_what_was_asked_for_as_it_was(toy, tmp_path):
     for folder in (tmp_path / "run", tmp_path / "new"):
         pool = HerePool()
         with (
-            Store(folder).alone(),
+            one_writer(folder),
             pytest.raises(OutputError, match="another run is at work"),
         ):
             start((toy.CLAIM, other), folder, 4, pool)
         assert pool.ran == []
     assert (tmp_path / "run" / "run.json").read_bytes() == before
-    assert Store(tmp_path / "new").run() is None
+    assert Store(tmp_path / "new").asked() is None
 
 
 def test_drawing_nothing_is_refused(tmp_path):
@@ -320,7 +321,7 @@ def test_ray_loses_nothing_when_a_worker_is_killed(toy, tmp_path):
     assert len(lines) == 4  # three done, one failed
     starts = [row.split()[:2] for row in log.read_text().splitlines()]
     assert starts.count(["a", "0"]) == 2  # killed once, begun again
-    assert Store(folder).run().seeds == {"toy": 3}
+    assert Store(folder).asked().seeds == {"toy": 3}
 
 
 @pytest.mark.slow

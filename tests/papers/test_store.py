@@ -11,16 +11,19 @@ from headwise.errors import HeadwiseError, OutputError
 from headwise.papers.harness.claim import ReproduceError, Trial
 from headwise.papers.harness.store import Store
 from headwise.papers.harness.workers import TrialOutcome
+from headwise.runs import read_run
 
 DONE = TrialOutcome({"y": 3}, 1.25, (("python", "3.11.1"),), 2)
 FAILED = TrialOutcome(None, 0.5, error="ValueError: no", trace=("a.py:3 f",))
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path, toy):
     store = Store(tmp_path / "run")
-    store.begin("quick", {"toy": 2})
-    return store
+    with store.resumed("quick", {"toy": 2}):
+        store.put(toy.CLAIM, Trial("toy", "begun", 0), DONE)
+    (store.folder / "trials" / "toy.jsonl").unlink()
+    return Store(tmp_path / "run")
 
 
 def test_a_result_is_found_again_by_its_trial_and_version(store, toy):
@@ -152,65 +155,88 @@ def test_a_finished_trial_stays_finished(store, toy):
 
 
 def test_a_folder_keeps_its_size_and_its_seeds_only_grow(store):
-    run = store.begin("quick", {"toy": 1, "new": 3})
-    assert run.seeds == {"toy": 2, "new": 3}
-    with pytest.raises(ReproduceError, match="holds a quick run, but a full one"):
-        store.begin("full", {"toy": 1})
+    with store.resumed("quick", {"toy": 1, "new": 3}):
+        assert read_run(store.folder).status == "running"
+    assert store.asked().seeds == {"toy": 2, "new": 3}
+    assert read_run(store.folder).status == "finished"
+    with (
+        pytest.raises(ReproduceError, match="holds a quick run, but a full one"),
+        store.resumed("full", {"toy": 1}),
+    ):
+        pass
+    assert store.asked().seeds == {"toy": 2, "new": 3}
 
 
 def test_folders_that_are_not_ours_are_refused(tmp_path):
     (tmp_path / "letter.txt").write_text("Dear")
-    with pytest.raises(ReproduceError, match="holds no results of reproduce"):
-        Store(tmp_path).begin("quick", {})
     with (
-        pytest.raises(ReproduceError, match="holds no results of reproduce"),
-        Store(tmp_path).alone(),
+        pytest.raises(OutputError, match=r"headwise did not write it \(it holds letter\.txt\)"),
+        Store(tmp_path).resumed("quick", {}),
     ):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
     for text in ("{", "{}", json.dumps({"format": "x", "size": "quick", "seeds": {}})):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(HeadwiseError, match=r"run\.json .*; give a new folder"):
-            Store(tmp_path).run()
+        with pytest.raises(HeadwiseError, match=r"run\.json .*give another folder"):
+            Store(tmp_path).asked()
+    wrong = {"format": "headwise-run/2", "kind": "reproduce", "inputs": {"size": "huge"}}
+    (tmp_path / "run.json").write_text(json.dumps(wrong))
+    with pytest.raises(HeadwiseError, match=r"run\.json .*; give a new folder"):
+        Store(tmp_path).asked()
+    (tmp_path / "run.json").write_text(json.dumps(wrong | {"kind": "train"}))
+    with pytest.raises(ReproduceError, match="holds a run of train, not of reproduce"):
+        Store(tmp_path).asked()
 
 
 def test_a_second_runner_is_refused_until_the_first_ends(store):
     with (
-        store.alone(),
+        store.resumed("quick", {"toy": 1}),
         pytest.raises(OutputError, match="another run is at work"),
-        store.alone(),
+        store.resumed("quick", {"toy": 1}),
     ):
         pass
-    with store.alone():
+    with store.resumed("quick", {"toy": 1}):
         pass
 
 
 def test_a_runner_that_wrote_nothing_leaves_a_folder_that_can_be_used(tmp_path):
     store = Store(tmp_path / "a" / "run")
-    with store.alone():
-        assert store.run() is None
-    assert store.begin("quick", {"toy": 1}).seeds == {"toy": 1}
+
+    def stopped():
+        with store.resumed("full", {"toy": 5}):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert not store.folder.exists()
+    with store.resumed("quick", {"toy": 1}):
+        pass
+    assert store.asked().seeds == {"toy": 1}
 
 
 def test_a_place_that_cannot_be_a_folder_is_one_sentence(tmp_path):
     (tmp_path / "letter.txt").write_text("Dear")
     place = Store(tmp_path / "letter.txt" / "run")
-    with pytest.raises(OutputError, match=r"could not be written .*choose another"), place.alone():
+    with pytest.raises(OutputError, match=r"letter\.txt"), place.resumed("quick", {}):
         pass
 
 
 def test_a_file_is_no_folder_for_results(tmp_path):
     (tmp_path / "letter.txt").write_text("Dear")
-    with pytest.raises(ReproduceError, match=r"letter\.txt is a file; give a folder"):
-        Store(tmp_path / "letter.txt").run()
+    with (
+        pytest.raises(OutputError, match=r"letter\.txt is a file, but a folder is to be written"),
+        Store(tmp_path / "letter.txt").resumed("quick", {}),
+    ):
+        pass
+    assert (tmp_path / "letter.txt").read_text() == "Dear"
 
 
 def test_a_kill_while_the_first_file_is_written_is_not_in_the_way(tmp_path):
     (tmp_path / ".run.json.123-0123456789abcdef0123456789abcdef.tmp").write_text("{")
-    assert Store(tmp_path).run() is None
-    (tmp_path / ".other.json.tmp").write_text("{")
-    with pytest.raises(ReproduceError, match="holds no results"):
-        Store(tmp_path).run()
+    assert Store(tmp_path).asked() is None
+    with Store(tmp_path).resumed("quick", {"toy": 1}):
+        pass
+    assert Store(tmp_path).asked().seeds == {"toy": 1}
 
 
 def test_a_file_system_without_locks_can_be_used(store, monkeypatch):
@@ -221,5 +247,5 @@ def test_a_file_system_without_locks_can_be_used(store, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with store.alone():
-        assert store.run() is not None
+    with store.resumed("quick", {"toy": 1}):
+        assert store.asked() is not None

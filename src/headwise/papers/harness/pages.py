@@ -16,7 +16,7 @@ from headwise.artifacts import write_text
 from headwise.papers.harness.charts import described
 from headwise.papers.harness.claim import Cell, ResultTable, Size, Verdict
 from headwise.papers.harness.judging import listed
-from headwise.papers.harness.store import Failure, ReproduceRun, StoredTrial
+from headwise.papers.harness.store import Failure, ReproduceInputs, StoredTrial
 from headwise.records import Frozen, Record, write_record
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ReproduceReport(Record):
 
 
 def write_outputs(
-    folder: Path, run: ReproduceRun, judged: Sequence[JudgedClaim], known: Iterable[str]
+    folder: Path, run: ReproduceInputs, judged: Sequence[JudgedClaim], known: Iterable[str]
 ) -> ReproduceReport:
     """Draw everything; what was there before is replaced file by file."""
     from headwise.reporting.charts import save_chart

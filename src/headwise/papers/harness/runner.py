@@ -29,7 +29,7 @@ from headwise.papers.harness.claim import (
     Verdict,
 )
 from headwise.papers.harness.pages import ReproduceReport, duration, versions_of, write_outputs
-from headwise.papers.harness.store import Failure, ReproduceRun, Store, StoredTrial
+from headwise.papers.harness.store import Failure, ReproduceInputs, Store, StoredTrial
 from headwise.papers.harness.workers import Pool
 from headwise.progress import Progress, silent
 
@@ -89,9 +89,8 @@ def reproduce(
 ) -> ReproduceReport:
     """Run what is missing and draw everything the folder holds, of all the `known` claims."""
     store = Store(folder)
-    with store.alone():
-        pool.check()  # before anything is noted: a pool that cannot run leaves nothing behind
-        store.begin(request.size, {claim.id: len(request.seeds) for claim in request.claims})
+    pool.check()  # before anything is noted: a pool that cannot run leaves nothing behind
+    with store.resumed(request.size, {claim.id: len(request.seeds) for claim in request.claims}):
         run_missing(request.trials(), store, pool, progress)
         return redraw(folder, known)
 
@@ -129,17 +128,17 @@ def redraw(folder: Path, known: Claims) -> ReproduceReport:
     return write_outputs(folder, run, judged, known)
 
 
-def judge_folder(folder: Path, known: Claims) -> tuple[ReproduceRun, tuple[JudgedClaim, ...]]:
+def judge_folder(folder: Path, known: Claims) -> tuple[ReproduceInputs, tuple[JudgedClaim, ...]]:
     """Every claim that the folder holds results of, judged."""
     store = Store(folder)
-    run = store.run()
+    run = store.asked()
     if run is None:
         raise ReproduceError(f"{folder} holds no results yet; run without --draw first.")
     asked = [claim for name, claim in known.items() if name in run.seeds]
     return run, tuple(judge_claim(claim, store, run) for claim in asked)
 
 
-def judge_claim(claim: Claim, store: Store, run: ReproduceRun) -> JudgedClaim:
+def judge_claim(claim: Claim, store: Store, run: ReproduceInputs) -> JudgedClaim:
     """A claim judged by its whole seeds."""
     trials = claim.trials(run.size, range(run.seeds[claim.id]))
     results = [store.stored(claim, trial) for trial in trials]

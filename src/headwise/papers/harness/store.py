@@ -1,6 +1,6 @@
 """The results of a run on disk: one JSON Lines file per claim, one line per finished trial.
 
-    folder/run.json             size, claims and seeds asked for so far
+    folder/run.json             size, claims and seeds asked for so far (`headwise.runs`)
     folder/trials/CLAIM.jsonl   {"name": …, "seed": …, "parameters": …, "values": …}   finished
                                 {"name": …, "seed": …, "parameters": …, "error": …}    failed
                                 {"name": …, "se                                        torn
@@ -16,28 +16,32 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from headwise.artifacts import one_writer
 from headwise.errors import HeadwiseError, OutputError
 from headwise.papers.harness.claim import Claim, ReproduceError, Size, Trial, TrialResult
 from headwise.papers.harness.workers import TrialOutcome
-from headwise.records import Record, parse_json, parse_record, read_record, write_record
+from headwise.records import Frozen, Record, parse_json, parse_record, parse_value
+from headwise.runs import RUN, read_run, resume_in_place, update_run
 
-RUN = "run.json"
+KIND = "reproduce"
 
 
-class ReproduceRun(Record):
+class ReproduceInputs(Frozen):
     """What a folder was asked for so far: its size, and the number of seeds of each claim."""
 
-    format: Literal["headwise-reproduce-run/2"] = "headwise-reproduce-run/2"
     size: Size
-    seeds: dict[str, int]
+    seeds: dict[str, int] = Field(default_factory=dict)
+
+    def joined(self, seeds: Mapping[str, int]) -> ReproduceInputs:
+        """With what is asked for now; claims and seeds only grow."""
+        most = {name: max(seeds.get(name, 0), self.seeds.get(name, 0)) for name in self.seeds}
+        return ReproduceInputs(size=self.size, seeds=dict(sorted({**seeds, **most}.items())))
 
 
 class TrialLine(Record):
@@ -89,34 +93,37 @@ class Store:
         self.folder = folder
         self._lines: dict[str, dict[str, TrialLine]] = {}  # by claim and by key of the trial
 
-    def run(self) -> ReproduceRun | None:
-        """What the folder was asked for; None if it is new."""
-        path = self.folder / RUN
-        if not path.is_file():
-            if self.folder.is_file():
-                raise ReproduceError(f"{self.folder} is a file; give a folder for the results.")
-            if self.folder.is_dir() and not _is_unused(self.folder):
-                raise ReproduceError(
-                    f"{self.folder} is not empty and holds no results of reproduce; give a new "
-                    "folder, or that of an earlier run to resume it."
-                )
+    def asked(self) -> ReproduceInputs | None:
+        """What the folder was asked for so far; None if it holds no run."""
+        if not (self.folder / RUN).is_file():
             return None
-        return read_record(path, ReproduceRun, advice="give a new folder")
+        record = read_run(self.folder)
+        if record.kind != KIND:
+            raise ReproduceError(
+                f"{self.folder} holds a run of {record.kind}, not of {KIND}; give another folder."
+            )
+        where = f"`inputs` in {self.folder / RUN}"
+        return parse_value(record.inputs, ReproduceInputs, where, advice="give a new folder")
 
-    def begin(self, size: Size, seeds: dict[str, int]) -> ReproduceRun:
-        """Note what is asked for; a folder keeps its size, and its claims and seeds only grow."""
-        before = self.run()
+    @contextlib.contextmanager
+    def resumed(self, size: Size, seeds: Mapping[str, int]) -> Iterator[None]:
+        """Hold the folder to run trials in it, and note what is asked for.
+
+        A folder keeps its size, and its claims and seeds only grow. It is made if need be; one
+        that is not ours is refused untouched.
+        """
+        before = self.asked()
         if before is not None and before.size != size:
             raise ReproduceError(
                 f"{self.folder} holds a {before.size} run, but a {size} one was asked for; give "
                 "another folder."
             )
-        merged = dict(before.seeds) if before else {}
-        for name, count in seeds.items():
-            merged[name] = max(count, merged.get(name, 0))
-        run = ReproduceRun(size=size, seeds=dict(sorted(merged.items())))
-        write_record(self.folder / RUN, run)
-        return run
+        with resume_in_place(self.folder, KIND, {"size": size}, free=("seeds",)):
+            now = self.asked()  # as it is now that no other process can change it
+            assert now is not None
+            update_run(self.folder, status="running", inputs=now.joined(seeds).to_dict())
+            yield
+            update_run(self.folder, status="finished")
 
     def stored(self, claim: Claim, trial: Trial) -> StoredTrial | None:
         """The result of a trial, if it has finished at the claim's version."""
@@ -151,16 +158,6 @@ class Store:
         _append(self._path(claim), line_text(line))
         lines[trial.key(claim.version)] = line
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Refuse a second runner in the same folder; a killed one leaves nothing in the way.
-
-        The folder is made if need be. A folder that is not ours is refused untouched.
-        """
-        self.run()
-        with one_writer(self.folder):
-            yield
-
     def _path(self, claim: Claim) -> Path:
         return self.folder / "trials" / f"{claim.id}.jsonl"
 
@@ -181,11 +178,6 @@ def line_text(line: TrialLine) -> str:
     """A line as it is written: ASCII, so that a torn one is still text, and no defaults."""
     document = {"format": line.format, **line.to_dict()}
     return json.dumps(document, allow_nan=False) + "\n"
-
-
-def _is_unused(folder: Path) -> bool:
-    """Whether a folder is empty but for what a run leaves that was killed at once."""
-    return all(path.name.startswith(f".{RUN}.") for path in folder.iterdir())
 
 
 def _whole_lines(path: Path) -> Iterator[TrialLine]:
