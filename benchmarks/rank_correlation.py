@@ -33,7 +33,8 @@ from headwise.models.backbones_headwise import projections_of
 from headwise.models.build import headwise_config, load_around, load_projections
 from headwise.plan import Budget, Limit, Plan
 from headwise.planning.cost import cost
-from headwise.planning.fit import WidthRules, fit, predicted_loss
+from headwise.planning.fit import fit, predicted_loss
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 from headwise.profiling.run import ProfileJob, profile_model
 from headwise.profiling.settings import ProfileSettings

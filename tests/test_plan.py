@@ -181,9 +181,16 @@ def test_a_bare_fraction_is_asked_to_become_a_share():
 
 
 def test_shares_refer_to_the_dense_cost():
-    dense = Cost(attn_params=100, params=1000, kv_bytes=10, flops=7, context=3)
+    dense = Cost(
+        attn_params=100, params=1000, kv_bytes=10, flops=7, step_bytes=50, context=3, batch=5
+    )
     budget = Budget(attn_params=Limit.parse("29%"), kv_bytes=Limit.parse("4"))
     assert budget.limited == ("attn_params", "kv_bytes")
     assert budget.amount("attn_params", dense) == 29  # 0.29 · 100 is 28.999… in floats
     assert budget.amount("kv_bytes", dense) == 4
     assert str(budget) == "attention parameters ≤ 29%, key-value bytes per token ≤ 4"
+    # Traffic is stated per token and counted per step of the whole batch.
+    assert dense.traffic == 10
+    assert dense.model_dump()["traffic"] == 10
+    assert Budget(traffic=Limit.parse("7")).amount("traffic", dense) == 35
+    assert Budget(traffic=Limit.parse("50%")).amount("traffic", dense) == 25

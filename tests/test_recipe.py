@@ -9,7 +9,7 @@ FULL = {"model": "m", "text": "notes.txt", "attn_params": "75%", "held_out": "ot
 
 
 def test_a_recipe_comes_back_from_its_file(tmp_path):
-    recipe = CompressRecipe.of(**FULL, fit=0, granularity="layer")
+    recipe = CompressRecipe.of(**FULL, fit=0, granularity="head", traffic="80%", batch=16)
     write_recipe(tmp_path, recipe)
     assert read_recipe(tmp_path / "recipe.yaml") == recipe
     assert (tmp_path / "recipe.yaml").read_text() == (
@@ -18,7 +18,9 @@ def test_a_recipe_comes_back_from_its_file(tmp_path):
         "model: m\n"
         "text: notes.txt\n"
         "attn_params: 75%\n"
-        "granularity: layer\n"
+        "traffic: 80%\n"
+        "batch: 16\n"
+        "granularity: head\n"
         "held_out:\n- other.txt\n"
         "fit: 0\n"
     )
@@ -30,7 +32,7 @@ def test_a_recipe_comes_back_from_its_file(tmp_path):
         ("txt: notes.txt", "unknown key 'txt' in the top level. Did you mean 'text'?"),
         ("tokens: many", "tokens must be a whole number"),
         ("tokens: 0", "tokens must be at least 1, got 0"),
-        ("granularity: heads", "granularity must be 'head', 'layer' or 'model', got 'heads'"),
+        ("granularity: heads", "granularity must be 'layer', 'head' or 'model', got 'heads'"),
         ("attn_params: 130%", "must be a share above 0% and up to 100%"),
         ("verb: compres", "Did you mean 'compress'?"),
         ("verb: [1]", "must name a verb"),

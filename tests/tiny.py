@@ -27,7 +27,8 @@ from headwise.models.build import convert, plan_of
 from headwise.models.shapes import stock_class
 from headwise.models.slicing import sliced
 from headwise.plan import Budget, Limit
-from headwise.planning.fit import Kept, WidthRules, fit
+from headwise.planning.fit import Kept, fit
+from headwise.planning.rules import WidthRules
 from headwise.profiling.run import ProfileJob, profile_model
 from headwise.profiling.settings import ProfileSettings
 from headwise.profiling.source import Sequences, objective_of

@@ -33,7 +33,7 @@ from headwise.measure.verification import verify as verify_model
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
 from headwise.plan import Cost, Plan
 from headwise.planning.cost import cost, dense_cost
-from headwise.plans import fit_plan, read_plan, read_profile, width_rules
+from headwise.plans import fit_plan, read_plan, read_profile
 from headwise.profiling.format import RECORD, Profile
 from headwise.profiling.run import ProfileJob, profile_model, profile_shared
 from headwise.profiling.settings import ProfileSettings
@@ -222,7 +222,11 @@ def compare(
     )
     budgets, methods, folder = recipe.budgets, recipe.chosen, Path(out)
     calibration, measured = _compared_texts(recipe)
-    settings = CompareSettings(max_tokens=recipe.verify_tokens, multiple_of=recipe.multiple_of)
+    settings = CompareSettings(
+        max_tokens=recipe.verify_tokens,
+        multiple_of=recipe.multiple_of,
+        granularity=recipe.granularity,
+    )
     inputs = {
         "model": recipe.model,
         "text": calibration.sha256,
@@ -359,7 +363,6 @@ class _Compression:
             force=self.force or _unfinished(self.out, CUT_RECORD, self.last),
             inputs=self._reads(),
         )
-        rules = width_rules(recipe)
         given = None if recipe.plan is None else read_plan(recipe.plan)
         data = read_data(recipe.text, recipe.images)
         calibration, held_out = self._split(data)
@@ -369,7 +372,7 @@ class _Compression:
             raise self._nothing_held_out(data)
         source = _opened(model, tokenizer, recipe)
         profile = _profile_at(self.profile_folder, source, calibration, recipe, self.progress)
-        plan = given or fit_plan(profile, recipe.budget, rules, command=self.command)
+        plan = given or fit_plan(profile, recipe.budget, recipe.rules, recipe.policy, self.command)
         self._cut(source, profile, plan, data)
         verification = self._verify(source, measured) if recipe.verify else None
         self._write_last(verification)

@@ -28,6 +28,7 @@ from pydantic import (
     AfterValidator,
     Field,
     ValidationError,
+    computed_field,
     field_serializer,
     field_validator,
     model_validator,
@@ -86,7 +87,8 @@ class ModelShape(Frozen):
     norms_per_layer: Amount = 2
     final_norm: bool = True
     other_params: Annotated[int, Field(strict=True, ge=0, le=2**53)] = 0
-    kv_dtype_bytes: Count = 2
+    kv_dtype_bytes: Count = 2  # of a cached number
+    weight_dtype_bytes: Count = 2  # of a weight
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -303,24 +305,38 @@ _CHILDREN: dict[str, type[Frozen]] = {
     "origin": Origin,
 }
 
-Resource = Literal["attn_params", "params", "kv_bytes", "flops"]
-RESOURCES: tuple[Resource, ...] = ("attn_params", "params", "kv_bytes", "flops")
+Resource = Literal["attn_params", "params", "kv_bytes", "flops", "traffic"]
+RESOURCES: tuple[Resource, ...] = ("attn_params", "params", "kv_bytes", "flops", "traffic")
 RESOURCE_NAMES: dict[Resource, str] = {
     "attn_params": "attention parameters",
     "params": "total parameters",
     "kv_bytes": "key-value bytes per token",
     "flops": "FLOPs per token",
+    "traffic": "bytes read per generated token",
 }
 
 
 class Cost(Frozen):
-    """What a plan costs; `flops` are for one token that attends to `context` tokens."""
+    """What a plan costs; one token attends to `context` tokens, `batch` sequences are decoded."""
 
     attn_params: int
     params: int
     kv_bytes: int
     flops: int
+    step_bytes: int  # read by one decoding step, which gives each of the sequences a token
     context: int
+    batch: int = 1
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def traffic(self) -> float:
+        """Bytes read per generated token."""
+        return self.step_bytes / self.batch
+
+    def counted(self, resource: Resource) -> int:
+        """The whole number in which a resource is budgeted: of traffic, the bytes of a step."""
+        found: int = self.step_bytes if resource == "traffic" else getattr(self, resource)
+        return found
 
 
 MAX_AMOUNT = 10**18
@@ -369,6 +385,7 @@ class Budget(Frozen):
     params: Limit | None = None
     kv_bytes: Limit | None = None
     flops: Limit | None = None
+    traffic: Limit | None = None
 
     @property
     def limited(self) -> tuple[Resource, ...]:
@@ -376,13 +393,13 @@ class Budget(Frozen):
         return tuple(r for r in RESOURCES if getattr(self, r) is not None)
 
     def amount(self, resource: Resource, dense: Cost) -> int:
-        """The most that may be spent of `resource`; shares refer to `dense`."""
+        """The most that may be spent, as `Cost.counted` counts; shares refer to `dense`."""
         limit: Limit | None = getattr(self, resource)
         assert limit is not None
         if limit.share is None:
             assert limit.amount is not None
-            return limit.amount
-        whole: int = getattr(dense, resource)
+            return limit.amount * (dense.batch if resource == "traffic" else 1)
+        whole = dense.counted(resource)
         # The 1e-6 forgives the float product (0.29 · 100 = 28.999999999999996).
         return math.floor(limit.share * whole + 1e-6)
 

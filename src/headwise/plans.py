@@ -18,11 +18,12 @@ from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.plan import RESOURCES, Budget, Limit, Plan, Resource
 from headwise.planning import design
 from headwise.planning.design import DesignRules, new_shape
-from headwise.planning.fit import Fit, FitProblem, WidthRules, least_fit
+from headwise.planning.fit import Fit, FitProblem, least_fit
 from headwise.planning.fit import fit as fit_widths
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import fit_problem
-from headwise.recipe import FitRecipe, Fitted, NewPlanRecipe
+from headwise.recipe import FitRecipe, NewPlanRecipe
 from headwise.records import read_file
 
 
@@ -33,7 +34,7 @@ def new_plan(
     command: str = "",
     **options: Any,
 ) -> Plan:
-    """A plan for a new model under limits on attn_params, params, kv_bytes or flops.
+    """A plan for a new model under limits such as attn_params or traffic.
 
     `options` are those below. With `out` the plan is also written to that file.
 
@@ -56,6 +57,7 @@ def new_plan(
     rules = DesignRules(
         multiple_of=recipe.multiple_of,
         min_dim=recipe.min_dim,
+        batch=recipe.batch,
         token_dim=recipe.token_dim,
         kernel=recipe.kernel,
         identity=recipe.identity,
@@ -93,7 +95,7 @@ def best_fit(profile: Profile | str | Path, recipe: FitRecipe, command: str = ""
     if rise is None and not budget.limited:
         raise BudgetError("a fit needs a budget such as --attn-params 75%, or --max-loss 0.05.")
     read = read_profile(profile)
-    problem = fit_problem(read, recipe.policy, width_rules(recipe))
+    problem = fit_problem(read, recipe.policy, recipe.rules)
     found = (
         fit_widths(problem, budget) if rise is None else least_fit(problem, rise, resource, budget)
     )
@@ -127,7 +129,7 @@ def sweep_recipe(profile: Profile | str | Path, recipe: FitRecipe, limits: str) 
         raise BudgetError("a sweep goes over budgets, so it takes no --max-loss; leave it out.")
     resource, budget = resource_named(recipe.resource), recipe.budget
     parts = [Limit.parse(part, f"--pareto ({resource})") for part in limits.split(",")]
-    problem = fit_problem(read_profile(profile), recipe.policy, width_rules(recipe))
+    problem = fit_problem(read_profile(profile), recipe.policy, recipe.rules)
     fits = [(one, fit_widths(problem, budget.model_copy(update={resource: one}))) for one in parts]
     return Sweep(problem, resource, tuple(fits))
 
@@ -155,12 +157,6 @@ def with_origin(plan: Plan, profile: Profile, command: str = "") -> Plan:
         }
     )
     return plan.model_copy(update={"origin": origin})
-
-
-def width_rules(recipe: Fitted) -> WidthRules:
-    """Which widths a recipe allows."""
-    context = recipe.context if isinstance(recipe, FitRecipe) else None
-    return WidthRules(recipe.granularity, recipe.multiple_of, recipe.min_dim, context)
 
 
 def resource_named(name: str) -> Resource:

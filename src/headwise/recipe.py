@@ -26,6 +26,7 @@ from headwise.cutting.settings import CutSettings
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.measure.record import Targets
 from headwise.plan import RESOURCES, Budget, Limit
+from headwise.planning.rules import FIT_POLICIES, WidthRules
 from headwise.profiling.settings import ProfileSettings
 from headwise.records import Record, first_problem, read_file, without_repeats
 from headwise.training.settings import RecoverSettings, TrainSettings
@@ -34,6 +35,7 @@ RECIPE = "recipe.yaml"
 RECIPE_FORMAT: Literal["headwise-recipe/1"] = "headwise-recipe/1"
 SPLIT = 0.1  # of the text or the images, kept for verification
 _P, _C, _T, _R = ProfileSettings(), CutSettings(), TrainSettings(), RecoverSettings()
+_W = WidthRules()
 
 
 def _names(value: Any) -> Any:
@@ -68,7 +70,7 @@ Name = Annotated[str, BeforeValidator(_name)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 LimitText = Annotated[str | None, BeforeValidator(_limit)]
-Granularity = Literal["head", "layer", "model"]
+Granularity = Literal["layer", "head", "model"]
 Projection = Literal["query", "key", "value"]
 
 
@@ -164,7 +166,11 @@ class Budgets(Recipe):
     params: LimitText = option(None, "Limit on all parameters.")
     kv_bytes: LimitText = option(None, "Limit on cached bytes per token.")
     flops: LimitText = option(None, "Limit on FLOPs per token.")
-    multiple_of: int = option(8, "Head widths are multiples of this.", ge=1)
+    traffic: LimitText = option(
+        None, "Limit on bytes read per generated token, at --batch and --context."
+    )
+    batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
+    multiple_of: int = option(_W.multiple_of, "Head widths are multiples of this.", ge=1)
     min_dim: int | None = option(None, "Minimum head width [--multiple-of].", ge=1)
 
     @property
@@ -177,9 +183,18 @@ class Budgets(Recipe):
 class Fitted(Budgets):
     """Options of the verbs that fit widths to a profile."""
 
+    policy: str = option("sensitivity", f"How widths are chosen: {', '.join(FIT_POLICIES)}.")
     granularity: Granularity = option(
-        "head", "Widths free per head, or equal per layer or in the whole model."
+        _W.granularity, "Widths equal per layer, free per head, or equal in the whole model."
     )
+    context: int | None = option(
+        None, "Context length for counting FLOPs and traffic [the model's].", ge=1
+    )
+
+    @property
+    def rules(self) -> WidthRules:
+        """Which widths a plan may have, and where it is to run."""
+        return WidthRules(**_fields(self, WidthRules))
 
 
 class NewPlanRecipe(Budgets):
@@ -218,10 +233,6 @@ class FitRecipe(Fitted):
     resource: str = option(
         "attn_params", "Resource to minimise (with --max-loss) or sweep (with --pareto)."
     )
-    policy: str = option(
-        "sensitivity", "sensitivity, uniform, narrower-late, saturation or energy."
-    )
-    context: int | None = option(None, "Context length for counting FLOPs [the model's].", ge=1)
 
 
 class QualityTargets(Recipe):
@@ -304,7 +315,10 @@ class CompareRecipe(OnDevice, Calibrated):
     profile: Name | None = option(None, "Profile folder, made if it does not exist [OUT/profile].")
     recover: int | None = option(None, f"Tokens to train on, for {RECOVERED}.", ge=1)
     verify_tokens: int = option(16384, "Tokens of each text to measure on.", ge=1)
-    multiple_of: int = option(8, "Our head widths are multiples of this.", ge=1)
+    granularity: Granularity = option(
+        _W.granularity, "Our widths: equal per layer, free per head, or equal in the whole model."
+    )
+    multiple_of: int = option(_W.multiple_of, "Our head widths are multiples of this.", ge=1)
 
     @property
     def budgets(self) -> tuple[Limit, ...]:

@@ -113,7 +113,7 @@ def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):
         (("--attn-params", "75%", "--length", "160"), "at most the model's context of 128"),
         (
             ("--attn-params", "75%", "--granularity", "heads"),
-            "--granularity must be 'head', 'layer' or 'model', got 'heads'",
+            "--granularity must be 'layer', 'head' or 'model', got 'heads'",
         ),
     ],
 )

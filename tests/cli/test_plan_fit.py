@@ -100,8 +100,9 @@ def test_no_policy_predicts_less_than_the_sensitivities(headwise, profile, polic
         (("--pareto", "90%", "--max-loss", "1"), "--pareto prints a table"),
         (("--pareto", "90%,many"), "got 'many'"),
         (("--attn-params", "75%", "--policy", "theory"), "unknown policy 'theory'"),
-        (("--attn-params", "75%", "--granularity", "heads"), "--granularity must be 'head'"),
+        (("--attn-params", "75%", "--granularity", "heads"), "--granularity must be 'layer'"),
         (("--attn-params", "75%", "--multiple-of", "0"), "--multiple-of must be at least 1"),
+        (("--traffic", "75%", "--batch", "0"), "--batch must be at least 1"),
     ],
 )
 def test_wrong_input_is_one_sentence(headwise, profile, options, message):
@@ -124,7 +125,7 @@ def test_a_fit_needs_no_torch(profile):
         "from headwise.profiling.format import Profile\n"
         "from headwise.profiling.worth import fit_problem\n"
         "from headwise.planning.fit import fit\n"
-        "from headwise.planning.fit import WidthRules\n"
+        "from headwise.planning.rules import WidthRules\n"
         "from headwise.plan import Budget, Limit\n"
         f"task = fit_problem(Profile.read(Path({str(profile)!r})), 'sensitivity', WidthRules())\n"
         "fit(task, Budget(attn_params=Limit(share=0.75)))\n"

@@ -27,7 +27,7 @@ from headwise.source import open_source
 from headwise.models.layer_stream import LayerStream
 from headwise.plan import Budget, Limit
 from headwise.planning.fit import fit
-from headwise.planning.fit import WidthRules
+from headwise.planning.rules import WidthRules
 from headwise.profiling.run import ProfileJob
 from headwise.profiling.format import Profile
 from headwise.profiling.run import profile_model

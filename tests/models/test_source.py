@@ -125,7 +125,8 @@ def test_a_profile_and_a_cut_read_the_config_once(tmp_path, counts):
     from headwise.cutting.run import CutRequest, cut_model
     from headwise.cutting.settings import CutSettings
     from headwise.plan import Budget, Limit
-    from headwise.planning.fit import WidthRules, fit
+    from headwise.planning.fit import fit
+    from headwise.planning.rules import WidthRules
     from headwise.profiling.run import ProfileJob, profile_model
     from headwise.profiling.settings import ProfileSettings
     from headwise.profiling.source import load_for_profiling, sequences

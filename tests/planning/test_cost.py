@@ -85,6 +85,57 @@ def test_a_sliding_window_limits_what_a_token_attends_to():
     assert dense_cost(shape).flops - dense_cost(windowed).flops == 2 * (13 - 4) * (3 + 5)
 
 
+def test_traffic_by_hand():
+    """Weights once for the batch; for each sequence its cache, a row of words and one of places."""
+    shape = ModelShape(
+        n_layers=2,
+        d_model=7,
+        context=13,
+        n_heads=2,
+        n_kv_heads=1,
+        qk_dim=3,
+        vo_dim=5,
+        vocab_size=11,
+        tied_embeddings=False,
+        learned_positions=13,
+        ffn_dim=17,
+        ffn_gated=False,
+        windows=(None, 4),
+        other_params=19,
+        kv_dtype_bytes=2,
+        weight_dtype_bytes=4,
+    )
+    layer = 42 + 21 + 35 + 70 + 238 + 2 * 7  # projections, MLP, norms
+    weights = 2 * layer + 7 + 7 * 11 + 19  # the last norm, the output head, the nameless
+    cached = (13 + 4) * (3 + 5) * 2
+    found = dense_cost(shape, batch=3)
+    assert found.step_bytes == 4 * weights + 3 * (cached + 4 * 2 * 7)
+    assert found.traffic == found.step_bytes / 3
+    # A shorter context, and tied embeddings: the table is read as the head.
+    short = dense_cost(shape.model_copy(update={"tied_embeddings": True}), context=2, batch=1)
+    assert short.traffic == 4 * weights + 4 * 8 * 2 + 4 * 2 * 7
+    headless = shape.model_copy(update={"lm_head": False})
+    assert dense_cost(headless).traffic == dense_cost(shape).traffic - 4 * 7 * 11
+    assert dense_cost(BERT_BASE).traffic == 0  # an encoder generates nothing
+
+
+def test_weights_and_cache_of_smollm2_weigh_the_same_at_730_tokens_in_batches_of_16():
+    smollm2 = new_shape(
+        n_layers=30,
+        d_model=576,
+        n_heads=9,
+        n_kv_heads=3,
+        context=8192,
+        vocab_size=49152,
+        ffn_dim=1536,
+        tied_embeddings=True,
+    )
+    weights = 2 * dense_cost(smollm2).params
+    assert weights == pytest.approx(269e6, rel=1e-3)
+    both = dense_cost(smollm2, context=730, batch=16).traffic
+    assert both == pytest.approx(2 * weights / 16, rel=1e-3)
+
+
 def test_ragged_layer_with_biases_by_hand():
     layer = LayerPlan(
         heads=(HeadSpec(qk_dim=3, vo_dim=5, queries=2), HeadSpec(qk_dim=7, vo_dim=2)),
@@ -116,20 +167,21 @@ def test_unit_cost_is_the_slope_of_cost(side, biases, identity):
         vo_dim=7,
         vocab_size=3,
         windows=(None, 4),
+        weight_dtype_bytes=4,
     )
     head = HeadSpec(qk_dim=5, vo_dim=7, queries=3)
     layer = LayerPlan(heads=(head, head), biases=tuple(b for b in biases if b != identity))
     if identity:  # past the check that identities are d_model wide: only counting matters here
         layer = layer.model_copy(update={identity: "identity"})
     plan = Plan.uniform(shape).model_copy(update={"layers": (layer, layer)})
-    before = cost(plan)
+    before = cost(plan, batch=3)
     for i in range(2):
         wider = head.model_copy(update={f"{side}_dim": getattr(head, f"{side}_dim") + 1})
         layers = list(plan.layers)
         layers[i] = layer.model_copy(update={"heads": (wider, head)})
-        after = cost(plan.model_copy(update={"layers": tuple(layers)}))
-        slope = unit_cost(plan, i, head, side, 11)
-        assert {r: getattr(after, r) - getattr(before, r) for r in slope} == slope
+        after = cost(plan.model_copy(update={"layers": tuple(layers)}), batch=3)
+        slope = unit_cost(plan, i, head, side, 11, batch=3)
+        assert {r: after.counted(r) - before.counted(r) for r in slope} == slope
 
 
 def test_outside_parameters_do_not_depend_on_heads():

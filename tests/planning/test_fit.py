@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from headwise.errors import BudgetError, PlanError
-from headwise.plan import Budget, HeadSpec, LayerPlan, Limit
+from headwise.plan import RESOURCES, Budget, HeadSpec, LayerPlan, Limit
 from headwise.planning.cost import cost, dense_cost
 from headwise.planning.fit import (
     FitProblem,
     HeadWorth,
-    WidthRules,
     fit,
     kept_planes,
     least_fit,
@@ -20,6 +19,7 @@ from headwise.planning.fit import (
     predicted_loss,
     width_curves,
 )
+from headwise.planning.rules import WidthRules
 from tests.tiny_profile import dense_plan
 
 
@@ -44,7 +44,7 @@ def make_problem(
         )
         for _ in range(layers)
     )
-    return FitProblem(template, worths, rules or WidthRules(multiple_of=2), **more)
+    return FitProblem(template, worths, rules or WidthRules("head", multiple_of=2), **more)
 
 
 def share(value, resource="attn_params"):
@@ -52,12 +52,12 @@ def share(value, resource="attn_params"):
 
 
 @pytest.mark.parametrize("policy", ["sensitivity", "uniform", "narrower-late"])
-@pytest.mark.parametrize("resource", ["attn_params", "params", "kv_bytes", "flops"])
+@pytest.mark.parametrize("resource", RESOURCES)
 def test_budgets_are_kept_and_nearly_used(policy, resource):
     problem = make_problem(policy=policy)
     found = fit(problem, share(0.8, resource))
-    spent = getattr(cost(found.plan), resource)
-    dense = getattr(dense_cost(problem.template.shape), resource)
+    spent = cost(found.plan).counted(resource)
+    dense = dense_cost(problem.template.shape).counted(resource)
     assert spent <= 0.8 * dense
     assert spent > (0.75 if policy == "sensitivity" else 0.6) * dense
     assert found.plan.origin.policy == policy
@@ -66,7 +66,7 @@ def test_budgets_are_kept_and_nearly_used(policy, resource):
 
 
 def test_no_plan_predicts_less_brute_force():
-    rules = WidthRules(multiple_of=2, min_dim=2)
+    rules = WidthRules("head", multiple_of=2, min_dim=2)
     for seed in range(5):
         problem = make_problem(layers=2, groups=1, qk=6, vo=6, seed=seed, rules=rules)
         found = fit(problem, share(0.6))
@@ -243,7 +243,7 @@ def test_what_cannot_be_is_one_sentence():
         fit(make_problem(), share(0.01))
     with pytest.raises(BudgetError, match="less than the smallest allowed plan"):
         fit(make_problem(policy="uniform"), share(0.01))
-    with pytest.raises(PlanError, match="granularity must be head, layer or model, got 'heads'"):
+    with pytest.raises(PlanError, match="granularity must be layer, head or model, got 'heads'"):
         WidthRules("heads")
     with pytest.raises(PlanError, match="multiple-of and min-dim must be at least 1"):
         WidthRules(multiple_of=0)
@@ -256,3 +256,18 @@ def test_what_cannot_be_is_one_sentence():
 
 def test_ties_are_kept_in_order():
     assert most_valuable(np.array([1.0, 2.0, 2.0, 1.0]), 3) == [0, 1, 2]
+
+
+def test_a_traffic_budget_holds_where_it_is_stated():
+    """A long context is nearly all cache, a short one nearly all weights."""
+    rules = {c: WidthRules("layer", 2, context=c, batch=16) for c in (1, 4096)}
+    plans = {}
+    for context, rule in rules.items():
+        problem = make_problem(seed=4, rules=rule)
+        found = fit(problem, share(0.7, "traffic"))
+        dense = dense_cost(problem.template.shape, context, 16)
+        assert cost(found.plan, context, 16).step_bytes <= 0.7 * dense.step_bytes
+        plans[context] = cost(found.plan).kv_bytes / dense.kv_bytes
+    assert plans[4096] == pytest.approx(0.7, abs=0.05)
+    # At another context the same plan is over the limit: the place matters.
+    assert plans[1] < plans[4096] - 0.02

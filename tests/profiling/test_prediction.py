@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from headwise.models.build import convert
 from headwise.plan import Budget, Limit
 from headwise.planning.cost import cost
-from headwise.planning.fit import WidthRules, fit, most_valuable, predicted_loss
+from headwise.planning.fit import fit, most_valuable, predicted_loss
+from headwise.planning.rules import WidthRules
 from headwise.profiling.run import ProfileJob, profile_model
 from headwise.profiling.settings import ProfileSettings
 from headwise.profiling.source import Sequences

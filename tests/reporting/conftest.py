@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headwise.plan import Budget, Limit, ModelShape, Plan
-from headwise.planning.fit import WidthRules, fit
+from headwise.planning.fit import fit
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import fit_problem
 from tests.tiny_profile import write_profile

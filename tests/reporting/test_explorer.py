@@ -15,7 +15,8 @@ import pytest
 from headwise.errors import BudgetError, HeadwiseError
 from headwise.plan import RESOURCES, Plan
 from headwise.planning.cost import cost
-from headwise.planning.fit import WidthRules, fit, ranking
+from headwise.planning.fit import fit, ranking
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 from headwise.reporting.explorer import server as explorer_server
 from headwise.reporting.explorer.answers import (
@@ -43,7 +44,12 @@ def choices(n, seed=0):
     draw = random.Random(seed)
     return [
         Choice(
-            (draw.choice([100, 80, 65, 50]), draw.choice([100, 75, 55]), draw.choice([100, 95])),
+            (
+                draw.choice([100, 80, 65, 50]),
+                draw.choice([100, 75, 55]),
+                draw.choice([100, 95]),
+                draw.choice([100, 90]),
+            ),
             draw.choice(["head", "layer", "model"]),
             draw.choice([1, 2, 4, 8]),
         )
@@ -86,7 +92,7 @@ def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
     answers = Answers(Profile.read(made.profile(tmp_path / "p", **KINDS[kind])))
-    grid = saved_grid(answers, 30)
+    grid = saved_grid(answers, 15)
     axes = [grid["levels"].get(name, [100.0]) for name in BUDGETS]
     units, reduced = unit_costs(answers), 0
     for (key, index), seed in zip(grid["index"].items(), range(99), strict=False):
@@ -101,7 +107,7 @@ def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
             number = index[int(np.ravel_multi_index(place, shape))]
             reduced += tightest(answers, choice, units) != choice
             try:
-                plan = fit(answers.task(choice.rules), choice.budget).plan
+                plan = fit(answers.task(answers.rules(choice)), choice.budget).plan
             except BudgetError:
                 assert number == -1
                 continue
@@ -112,11 +118,11 @@ def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
 
 
 def test_only_proportional_limits_imply_each_other(made, tmp_path):
-    choice = Choice((60.0, 80.0, 97.0))
+    choice = Choice((60.0, 80.0, 97.0, 98.0), "head")
     plain = Answers(Profile.read(made.profile(tmp_path / "plain")))
-    assert tightest(plain, choice, unit_costs(plain)).percent == (60.0, 100.0, 100.0)
+    assert tightest(plain, choice, unit_costs(plain)).percent == (60.0, 100.0, 100.0, 100.0)
     mixed = Answers(Profile.read(made.profile(tmp_path / "mixed", **KINDS["windows"])))
-    assert tightest(mixed, choice, unit_costs(mixed)).percent == (60.0, 100.0, 97.0)
+    assert tightest(mixed, choice, unit_costs(mixed)).percent == (60.0, 100.0, 97.0, 98.0)
 
 
 def test_the_narrowest_plan_is_the_least_that_can_be_asked(made, tmp_path):
@@ -128,14 +134,14 @@ def test_the_narrowest_plan_is_the_least_that_can_be_asked(made, tmp_path):
         task = answers.task(rules)
         for r in BUDGETS:
             plan = fit(task, Budget(**{r: Limit(amount=least[r])})).plan
-            assert getattr(cost(plan), r) == least[r]
+            assert cost(plan).counted(r) == least[r]
             with pytest.raises(BudgetError):
                 fit(task, Budget(**{r: Limit(amount=least[r] - 1)}))
 
 
 def test_levels_end_at_all_and_leave_out_what_is_fixed(made, tmp_path):
     answers = Answers(Profile.read(made.profile(tmp_path / "p")))
-    found = levels(answers, {"attn_params": 1, "kv_bytes": 7, "flops": 0.5})
+    found = levels(answers, {"attn_params": 1, "kv_bytes": 7, "flops": 0.5, "traffic": 2})
     assert set(found) == set(BUDGETS)
     for name, axis in found.items():
         assert axis == sorted(axis)
@@ -193,7 +199,7 @@ def test_the_server_serves_its_page_and_plans(server):
     assert b"Plan explorer: a/tiny model" in body
     assert "Access-Control-Allow-Origin" not in headers
     status, body, _ = ask(server, "/plan?attn_params=75&granularity=layer&multiple_of=4")
-    choice = Choice((75.0, 100.0, 100.0), "layer", 4)
+    choice = Choice((75.0, 100.0, 100.0, 100.0), "layer", 4)
     assert status == 200
     assert json.loads(body) == server.answers.answer(choice)
     assert ask(server, "/", host=f"localhost:{server.server_port}")[0] == 200
@@ -279,7 +285,7 @@ def test_no_answer_is_lost_under_load(server, monkeypatch):
     """Twenty clients with 25 questions each, beside clients that never ask or ask byte by byte."""
     monkeypatch.setattr(explorer_server, "READ_SECONDS", 1.0)
     expected = {
-        percent: server.answers.answer(Choice((percent, 100.0, 100.0)))
+        percent: server.answers.answer(Choice((percent, 100.0, 100.0, 100.0)))
         for percent in (60.0, 70.0, 80.0, 90.0, 100.0)
     }
     before = threading.active_count()

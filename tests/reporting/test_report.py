@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from headwise.measure.record import Measured, Rate, RateChange
-from headwise.planning.fit import WidthRules, predicted_loss
+from headwise.planning.fit import predicted_loss
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import RECORD, Profile
 from headwise.profiling.worth import fit_problem
 from headwise.reporting.cut_page import cut_warnings

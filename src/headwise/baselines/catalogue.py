@@ -14,6 +14,7 @@ class CompareSettings:
     max_tokens: int | None = 16384  # of each text
     window: int | None = None  # None: the context, at most 1024
     multiple_of: int = 8  # of our widths; the rivals' are as fine as they can be
+    granularity: str = "layer"  # of our widths; those of the rivals that plan are free per head
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ from headwise.models.backbones_headwise import projections_of
 from headwise.models.build import replaced_projections
 from headwise.plan import Budget, Limit
 from headwise.planning.cost import dense_cost
-from headwise.planning.fit import WidthRules, fit
+from headwise.planning.fit import fit
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 from headwise.profiling.source import load_for_profiling
 from headwise.profiling.worth import fit_problem
@@ -224,7 +225,7 @@ class Bench:
     def _ours(self, method: str, budget: Limit, whole: Budget) -> tuple[int, list[Likelihood]]:
         """The real checkpoint: cut, perhaps recovered, read back and counted in its files."""
         job, place = self.job, self._place(budget)
-        rules = WidthRules(multiple_of=job.settings.multiple_of)
+        rules = WidthRules(job.settings.granularity, job.settings.multiple_of)
         plan = fit(fit_problem(job.profile, "sensitivity", rules), whole).plan
         origin = plan.origin.model_copy(update={"profile_sha256": job.profile.sha256})
         plan = plan.model_copy(update={"origin": origin})

@@ -34,18 +34,11 @@ from headwise.baselines.parts import Cut, Group, Subject, groups_of, joined
 from headwise.models.slicing import qk_columns
 from headwise.plan import Budget, HeadSpec, Limit, Plan
 from headwise.planning.cost import cost
-from headwise.planning.fit import (
-    FitProblem,
-    HeadWorth,
-    Kept,
-    WidthRules,
-    Worths,
-    fit,
-    kept_by_worth,
-)
+from headwise.planning.fit import FitProblem, HeadWorth, Kept, Worths, fit, kept_by_worth
+from headwise.planning.rules import WidthRules
 from headwise.profiling.factor import ScoreBasis, ValueBasis, score_basis, value_basis
 
-FINEST = WidthRules(multiple_of=1, min_dim=1)
+FINEST = WidthRules("head", multiple_of=1, min_dim=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def compress(recipe: CompressRecipe, common: Common) -> None:
     document: dict[str, Any] = {
         "out": str(result.out),
         "cut": result.record.model_dump(mode="json"),
-        **plan_cli.costs(result.plan, None),
+        **plan_cli.costs(result.plan),
     }
     if result.verification is None:
         show(document, as_json=common.as_json, render=plan_cli.picture(result.plan))

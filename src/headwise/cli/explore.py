@@ -29,6 +29,10 @@ def explore(
     step: Annotated[
         float, typer.Option(min=1, max=50, help="With --save: percent between budgets.")
     ] = 5.0,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens attended to, for FLOPs and traffic.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
     force: ForceFlag = False,
     json: JsonFlag = False,
 ) -> None:
@@ -46,7 +50,7 @@ def explore(
         check_output(save, force=force)
         if open_page:
             raise HeadwiseError("--open is for the served page; leave it out, or leave out --save.")
-    answers = Answers(Profile.read(profile))
+    answers = Answers(Profile.read(profile), context, batch)
     if save is not None:
         _save(answers, str(profile), save, step, force=force, json=json)
     else:

@@ -46,12 +46,13 @@ def new(recipe: NewPlanRecipe, common: Common) -> None:
     --attn-params 75% --kv-bytes 50% -o plan.json
     """
     how: dict[str, Any] = {"force": common.force, "command": command_line()}
-    _show(new_plan(out=common.out, **how, **recipe.stated), common)
+    plan = new_plan(out=common.out, **how, **recipe.stated)
+    _show(plan, common, costs(plan, None, recipe.batch))
 
 
-def _show(plan: Plan, common: Common, context: int | None = None, **more: Any) -> None:
-    document = {"plan": plan.to_dict() | {"format": plan.format}, **costs(plan, context), **more}
-    show(document, as_json=common.as_json, render=picture(plan))
+def _show(plan: Plan, common: Common, counted: dict[str, Any], **more: Any) -> None:
+    document = {"plan": plan.to_dict() | {"format": plan.format}, **counted, **more}
+    show(document, as_json=common.as_json, render=picture(plan, counted))
     if common.out:
         say(f"Wrote {common.out}.")
 
@@ -67,7 +68,7 @@ def show_plan(
     plan = read_plan(plan_file)
     if plot:
         draw(plot, lambda charts: charts.plan_chart(plan), force=force)
-    document = {"plan": plan.to_dict() | {"format": plan.format}, **costs(plan, None)}
+    document = {"plan": plan.to_dict() | {"format": plan.format}, **costs(plan)}
     show(document, as_json=json, render=picture(plan))
 
 
@@ -75,22 +76,25 @@ def show_plan(
 def cost(
     plan_file: PlanFile,
     context: Annotated[
-        int | None, typer.Option(help="Context length for counting FLOPs [the plan's].")
+        int | None, typer.Option(help="Context length for counting FLOPs and traffic [the plan's].")
     ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Sequences decoded together, for counting traffic.")
+    ] = 1,
     json: JsonFlag = False,
 ) -> None:
     """Count what a plan costs, beside its uniform dense model.
 
-    Example: headwise plan cost plan.json --context 4096
+    Example: headwise plan cost plan.json --context 4096 --batch 16
     """
     plan = read_plan(plan_file)
-    document = costs(plan, context)
+    document = costs(plan, context, batch)
     show(document, as_json=json, render=_cost_table(document))
 
 
-def costs(plan: Plan, context: int | None) -> dict[str, Any]:
+def costs(plan: Plan, context: int | None = None, batch: int = 1) -> dict[str, Any]:
     """The costs of a plan and of its dense model, JSON-ready."""
-    spent, dense = plan_cost(plan, context), dense_cost(plan.shape, context)
+    spent, dense = plan_cost(plan, context, batch), dense_cost(plan.shape, context, batch)
     shares = {
         r: getattr(spent, r) / getattr(dense, r) if getattr(dense, r) else None for r in RESOURCES
     }
@@ -102,12 +106,14 @@ def _cost_table(document: dict[str, Any]) -> RenderableType:
     for resource, name in RESOURCE_NAMES.items():
         share = document["share"][resource]
         spent, dense = document["cost"][resource], document["dense"][resource]
-        rows.append((name, f"{spent:,}", f"{dense:,}", "–" if share is None else f"{share:.1%}"))
-    title = f"Cost at context {document['cost']['context']}"
+        numbers = (f"{spent:,.0f}", f"{dense:,.0f}")
+        rows.append((name, *numbers, "–" if share is None else f"{share:.1%}"))
+    where = document["cost"]
+    title = f"Cost at context {where['context']}, batch {where['batch']}"
     return table(title, ("", ">plan", ">uniform dense", ">share"), rows)
 
 
-def picture(plan: Plan) -> RenderableType:
+def picture(plan: Plan, counted: dict[str, Any] | None = None) -> RenderableType:
     """The layers as a table with bars, runs of equal layers in one row, then the costs."""
     from rich.console import Group
     from rich.text import Text
@@ -124,7 +130,8 @@ def picture(plan: Plan) -> RenderableType:
     columns = ("layers", "heads × qk/vo width", "query-key", "value-output")
     notes = [Text(f"Note: {note}.") for note in plan.origin.notes]
     layers = table(_title(plan), columns, rows)
-    return Group(layers, *notes, _cost_table(costs(plan, None)), *_prediction(plan))
+    spent = _cost_table(counted or costs(plan))
+    return Group(layers, *notes, spent, *_prediction(plan))
 
 
 def _prediction(plan: Plan) -> list[str]:
@@ -172,6 +179,8 @@ def fit(recipe: FitRecipe, common: Common) -> None:
     """Find the plan that loses least under budgets, or saves most under a limit on the loss.
 
     Example: headwise plan fit model.profile --attn-params 75% -o plan.json
+
+    Example: headwise plan fit model.profile --traffic 70% --batch 16 --context 4096
     """
     pareto = common.extra.get("pareto")
     if pareto is not None:
@@ -187,7 +196,8 @@ def fit(recipe: FitRecipe, common: Common) -> None:
     found = best_fit(recipe.profile, recipe, command_line())
     if common.out:
         write_text(common.out, found.plan.to_json(), force=common.force)
-    _show(found.plan, common, recipe.context, predicted=_predicted(found))
+    counted = costs(found.plan, recipe.context, recipe.batch)
+    _show(found.plan, common, counted, predicted=_predicted(found))
 
 
 def _predicted(found: Fit) -> dict[str, float | bool | None]:
@@ -202,7 +212,8 @@ def _predicted(found: Fit) -> dict[str, float | bool | None]:
 
 def _show_sweep(found: Sweep, *, as_json: bool) -> None:
     problem, resource = found.problem, found.resource
-    spent = [costs(one.plan, problem.context)["share"] for _, one in found.fits]
+    where = problem.context, problem.rules.batch
+    spent = [costs(one.plan, *where)["share"] for _, one in found.fits]
     document = {
         "resource": resource,
         "policy": problem.policy,

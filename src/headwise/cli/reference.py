@@ -123,16 +123,17 @@ def _default(parameter: Any) -> str:
 def api_page() -> str:
     """docs/api.md."""
     import headwise
-    from headwise.recipe import RECIPES
+    from headwise.recipe import RECIPES, Budgets, Recipe
 
+    recipes: dict[str, type[Recipe]] = {**RECIPES, "fit": Budgets}
     parts = [_API_INTRODUCTION, "## Verbs\n"]
     for name in (*_VERBS, *_OTHERS):
         function = getattr(headwise, name)
         parts.append(f"### hw.{name}\n")
         parts.append(f"```python\nhw.{name}{_signature(function)}\n```\n")
         parts.append(_docstring(function))
-        if name in RECIPES:
-            parts.append(_fields(RECIPES[name].options()))
+        if name in recipes:
+            parts.append(_fields(recipes[name].options()))
     parts.append("## Records\n")
     for name in headwise.__all__:
         found = getattr(headwise, name)

@@ -192,6 +192,7 @@ def _shape(model: Any, family: Family) -> ModelShape:
         norms_per_layer=len(norms),
         final_norm=bool(final),
         kv_dtype_bytes=_bytes(config.dtype),
+        weight_dtype_bytes=_bytes(config.dtype),
     )
 
 
@@ -243,6 +244,6 @@ def _parent(base: nn.Module, family: Family) -> nn.Module:
 
 
 def _bytes(dtype: torch.dtype | str | None) -> int:
-    """Bytes of a cached number; a config that was just saved holds its dtype as a word."""
+    """Bytes of a number; a config that was just saved holds its dtype as a word."""
     found = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     return found.itemsize if found is not None else 2

@@ -6,8 +6,14 @@
 - FLOPs: of one new token that attends to `context` tokens; two per weight it is multiplied with and
   two per cached number it is compared or mixed with. Norms, softmax, rotary positions, activations
   and embedding look-ups are left out, as is usual.
+- traffic: bytes that memory must deliver per generated token when `batch` sequences are decoded
+  together, each with `context` tokens in its cache. A step reads every weight once for the whole
+  batch (projections, MLP, norms, output head, and all that has no name here), and for each sequence
+  its cache and one row of the embeddings. Decoding speed follows it on any device. It is counted
+  per step, in whole bytes; dividing by the batch gives the bytes per token. Encoders generate
+  nothing: 0.
 
-All four are linear in the head widths, which is what makes exact planning possible:
+All five are linear in the head widths, which is what makes exact planning possible:
 `unit_cost` is the slope.
 """
 
@@ -22,37 +28,45 @@ Side = Literal["qk", "vo"]
 SIDES: tuple[Side, ...] = ("qk", "vo")
 
 
-def cost(plan: Plan, context: int | None = None) -> Cost:
-    """The cost of a plan; `context` (default: the shape's) sets how many tokens one attends to."""
+def cost(plan: Plan, context: int | None = None, batch: int = 1) -> Cost:
+    """The cost of a plan for `batch` sequences of `context` tokens (default: the shape's)."""
     shape = plan.shape
     context = shape.context if context is None else context
-    if context < 1:
-        raise PlanError(f"context must be at least 1, got {context}.")
+    if context < 1 or batch < 1:
+        raise PlanError(f"context and batch must be at least 1, got {context} and {batch}.")
     attention = sum(layer_params(layer, shape.d_model) for layer in plan.layers)
     flops = 2 * _outside_weights(shape)
     for i, layer in enumerate(plan.layers):
         weights = layer_weights(layer, shape.d_model)
         mixed = layer.query_width + layer.output_width
         flops += 2 * weights + 2 * reach(shape, i, context) * mixed
-    cached = sum(layer.key_width + layer.value_width for layer in plan.layers)
+    cached = [layer.key_width + layer.value_width for layer in plan.layers]
+    step = 0
+    if shape.causal:
+        reached = sum(reach(shape, i, context) * width for i, width in enumerate(cached))
+        step = (attention + _outside_read(shape)) * shape.weight_dtype_bytes
+        step += batch * reached * shape.kv_dtype_bytes
+        step += batch * _rows_read(shape) * shape.d_model * shape.weight_dtype_bytes
     return Cost(
         attn_params=attention,
         params=attention + outside_params(shape),
-        kv_bytes=cached * shape.kv_dtype_bytes if shape.causal else 0,
+        kv_bytes=sum(cached) * shape.kv_dtype_bytes if shape.causal else 0,
         flops=flops,
+        step_bytes=step,
         context=context,
+        batch=batch,
     )
 
 
-def dense_cost(shape: ModelShape, context: int | None = None) -> Cost:
+def dense_cost(shape: ModelShape, context: int | None = None, batch: int = 1) -> Cost:
     """The cost of the uniform model that shares such as 75% refer to."""
-    return cost(Plan.uniform(shape), context)
+    return cost(Plan.uniform(shape), context, batch)
 
 
-def within_budget(plan: Plan, budget: Budget, context: int | None = None) -> bool:
+def within_budget(plan: Plan, budget: Budget, context: int | None = None, batch: int = 1) -> bool:
     """Whether a plan keeps every limit of a budget."""
-    spent, dense = cost(plan, context), dense_cost(plan.shape, context)
-    return all(getattr(spent, r) <= budget.amount(r, dense) for r in budget.limited)
+    spent, dense = cost(plan, context, batch), dense_cost(plan.shape, context, batch)
+    return all(spent.counted(r) <= budget.amount(r, dense) for r in budget.limited)
 
 
 def reach(shape: ModelShape, layer: int, context: int) -> int:
@@ -103,9 +117,9 @@ def outside_params(shape: ModelShape) -> int:
 
 
 def unit_cost(
-    plan: Plan, layer_index: int, head: HeadSpec, side: Side, context: int
+    plan: Plan, layer_index: int, head: HeadSpec, side: Side, context: int, *, batch: int = 1
 ) -> dict[Resource, int]:
-    """What one more dimension on one side of one head group costs, in each resource.
+    """What one more dimension on one side of one head group costs, as `Cost.counted` counts.
 
     In a group of g query heads one dimension is g columns of the query (or output) matrix and one
     column of the key (or value) matrix, and one cached number per token.
@@ -116,11 +130,14 @@ def unit_cost(
     weights = learned * shape.d_model
     # The output bias is as wide as the model, whatever the heads.
     biases = sum(n for name, n in columns.items() if name in layer.biases and name != "output")
+    tokens = reach(shape, layer_index, context)
+    read = (weights + biases) * shape.weight_dtype_bytes + batch * tokens * shape.kv_dtype_bytes
     return {
         "attn_params": weights + biases,
         "params": weights + biases,
         "kv_bytes": shape.kv_dtype_bytes if shape.causal else 0,
-        "flops": 2 * weights + 2 * reach(shape, layer_index, context) * g,
+        "flops": 2 * weights + 2 * tokens * g,
+        "traffic": read if shape.causal else 0,
     }
 
 
@@ -132,3 +149,19 @@ def _outside_weights(shape: ModelShape) -> int:
     """Weights outside the attention that every token is multiplied with."""
     head = shape.vocab_size * shape.d_model if shape.lm_head else 0
     return shape.n_layers * _ffn_weights(shape) + head
+
+
+def _outside_read(shape: ModelShape) -> int:
+    """Weights outside the attention that a decoding step reads, whatever the batch.
+
+    Tables are looked up, not read; tied embeddings are the output head, which is read.
+    """
+    tables = shape.learned_positions
+    if not (shape.lm_head and shape.tied_embeddings):
+        tables += shape.vocab_size
+    return outside_params(shape) - tables * shape.d_model
+
+
+def _rows_read(shape: ModelShape) -> int:
+    """Rows of tables that each sequence of a batch looks up in a decoding step."""
+    return bool(shape.vocab_size) + bool(shape.learned_positions)

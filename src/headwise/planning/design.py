@@ -35,7 +35,8 @@ from pydantic import ValidationError
 from headwise.errors import BudgetError, PlanError, did_you_mean, quoted
 from headwise.plan import Budget, HeadSpec, LayerPlan, Limit, ModelShape, Origin, Plan
 from headwise.planning.cost import SIDES, within_budget
-from headwise.planning.widths import Place, WidthCurve, WidthSolver, check_multiples
+from headwise.planning.rules import check_multiples
+from headwise.planning.widths import Place, WidthCurve, WidthSolver
 from headwise.records import first_problem
 from headwise.theory.allocation import allocate
 
@@ -50,13 +51,18 @@ class DesignRules:
 
     multiple_of: int = 8
     min_dim: int | None = None  # None: one multiple
-    context: int | None = None  # for FLOPs; None: the shape's
+    context: int | None = None  # for FLOPs and traffic; None: the shape's
+    batch: int = 1  # for traffic
     token_dim: int | None = None  # theory: None means the uniform head width
     kernel: tuple[float, ...] = (1.0,)  # theory: weight of each lag
     identity: tuple[Literal["query", "key", "value"], ...] = ()
 
     def __post_init__(self) -> None:
         check_multiples(self.multiple_of, self.min_dim)
+
+    def allows(self, plan: Plan, budget: Budget) -> bool:
+        """Whether a plan keeps every limit of a budget."""
+        return within_budget(plan, budget, self.context, self.batch)
 
     def floor(self, width: int) -> int:
         """The narrowest a head of this full width may become."""
@@ -128,7 +134,7 @@ def new_plan(
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
     plan = POLICIES[policy](shape, budget, rules)
-    assert within_budget(plan, budget, rules.context), "a policy went over its budget"
+    assert rules.allows(plan, budget), "a policy went over its budget"
     return plan
 
 
@@ -162,12 +168,12 @@ def more_heads_late(shape: ModelShape, budget: Budget, rules: DesignRules) -> Pl
     low, high = 0, len(scales)  # scales[:low] are known to fit
     while low < high:
         middle = (low + high) // 2
-        if within_budget(_with_groups(dense, per_step, scales[middle]), budget, rules.context):
+        if rules.allows(_with_groups(dense, per_step, scales[middle]), budget):
             low = middle + 1
         else:
             high = middle
     plan = _with_groups(dense, per_step, scales[low - 1] if low else 0.0)
-    if not within_budget(plan, budget, rules.context):
+    if not rules.allows(plan, budget):
         raise BudgetError(
             f"{budget} is too small for any plan with one whole head group of width "
             f"{shape.qk_dim} in each layer; raise the budget or use another policy."
@@ -257,7 +263,7 @@ def _narrowed(
                     multiple_of=rules.multiple_of,
                     tie=(side, i, j) if whole else tie(i, head),
                 )
-    widths, _ = WidthSolver(template, context, curves).solve(budget)
+    widths, _ = WidthSolver(template, context, rules.batch, curves).solve(budget)
     layers = []
     for i, layer in enumerate(template.layers):
         heads = tuple(

@@ -33,19 +33,11 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise.errors import BudgetError, PlanError, did_you_mean, quoted
-from headwise.plan import Budget, HeadSpec, Limit, LossUnit, Origin, Plan, Resource
-from headwise.planning.cost import SIDES, cost, dense_cost, unit_cost, within_budget
-from headwise.planning.widths import (
-    Part,
-    Place,
-    WidthCurve,
-    WidthSolver,
-    check_multiples,
-    largest_scale,
-)
+from headwise.plan import Budget, Cost, HeadSpec, Limit, LossUnit, Origin, Plan, Resource
+from headwise.planning.cost import SIDES, Side, cost, dense_cost, unit_cost, within_budget
+from headwise.planning.rules import FIT_POLICIES, WidthRules
+from headwise.planning.widths import Part, Place, WidthCurve, WidthSolver, largest_scale
 
-FIT_POLICIES = ("sensitivity", "uniform", "narrower-late", "saturation", "energy")
-GRANULARITIES = ("head", "layer", "model")
 LAST_LAYER_SHARE = 0.5  # narrower-late: of the first layer's share
 
 
@@ -78,29 +70,6 @@ class HeadWorth:
 
 
 Worths = tuple[tuple[HeadWorth, ...], ...]  # layers, head groups
-
-
-@dataclass(frozen=True, slots=True)
-class WidthRules:
-    """Which widths a fitted plan may have, besides what the budget allows."""
-
-    granularity: str = "head"  # widths free per head, or equal within a layer or the whole model
-    multiple_of: int = 8  # of dimensions, query-key widths too
-    min_dim: int | None = None  # None: one multiple
-    context: int | None = None  # for FLOPs; None: the shape's
-
-    def __post_init__(self) -> None:
-        if self.granularity not in GRANULARITIES:
-            raise PlanError(
-                f"granularity must be head, layer or model, got {quoted(self.granularity)}. "
-                f"{did_you_mean(self.granularity, GRANULARITIES)}"
-            )
-        check_multiples(self.multiple_of, self.min_dim)
-
-    @property
-    def least(self) -> int:
-        """The narrowest a head may become, if it is not narrower already."""
-        return self.multiple_of if self.min_dim is None else self.min_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +126,25 @@ class FitProblem:
 
     @property
     def context(self) -> int:
-        """Tokens attended to, for FLOPs."""
+        """Tokens attended to, for FLOPs and traffic."""
         return self.rules.context or self.template.shape.context
+
+    def cost(self, plan: Plan) -> Cost:
+        """What a plan costs where the rules say it runs."""
+        return cost(plan, self.context, self.rules.batch)
+
+    @cached_property
+    def dense(self) -> Cost:
+        """What the uniform model costs, which shares refer to."""
+        return dense_cost(self.template.shape, self.context, self.rules.batch)
+
+    def unit_cost(self, layer: int, head: HeadSpec, side: Side) -> dict[Resource, int]:
+        """What one more dimension of a head group costs."""
+        return unit_cost(self.template, layer, head, side, self.context, batch=self.rules.batch)
+
+    def allows(self, plan: Plan, budget: Budget) -> bool:
+        """Whether a plan keeps every limit of a budget."""
+        return within_budget(plan, budget, self.context, self.rules.batch)
 
     @cached_property
     def curves(self) -> dict[Place, WidthCurve]:
@@ -168,14 +154,14 @@ class FitProblem:
     @cached_property
     def solver(self) -> WidthSolver:
         """The curves, ready for many budgets."""
-        return WidthSolver(self.template, self.context, self.curves)
+        return WidthSolver(self.template, self.context, self.rules.batch, self.curves)
 
 
 def fit(problem: FitProblem, budget: Budget) -> Fit:
     """The policy's best plan within the budget; no budget means 100% of attention parameters."""
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
-    if within_budget(problem.template, budget, problem.context):
+    if problem.allows(problem.template, budget):
         # No limit binds: nothing is dropped, not even what the text never used.
         widths, gap = {place: len(c.values) - 1 for place, c in problem.curves.items()}, 0.0
     elif problem.policy in {"uniform", "narrower-late"}:
@@ -184,7 +170,7 @@ def fit(problem: FitProblem, budget: Budget) -> Fit:
         widths, found = problem.solver.solve(budget)
         gap = found.gap
     plan = _plan(problem, widths)
-    assert within_budget(plan, budget, problem.context), "a fit went over its budget"
+    assert problem.allows(plan, budget), "a fit went over its budget"
     loss = predicted_loss(problem, plan)
     origin = Origin(policy=problem.policy, predicted_loss=loss, loss_unit=problem.loss_unit)
     return Fit(plan.model_copy(update={"origin": origin}), loss, gap)
@@ -196,12 +182,11 @@ def least_fit(problem: FitProblem, max_loss: float, resource: Resource, budget: 
     The best predicted loss falls as the budget grows, so the budget is bisected, down to the
     common divisor of what single dimensions cost.
     """
-    dense = dense_cost(problem.template.shape, problem.context)
-    full: int = getattr(cost(problem.template, problem.context), resource)
+    full = problem.cost(problem.template).counted(resource)
     given = getattr(budget, resource)
-    top = full if given is None else min(full, budget.amount(resource, dense))
+    top = full if given is None else min(full, budget.amount(resource, problem.dense))
     units = {
-        unit_cost(problem.template, i, head, side, problem.context)[resource]
+        problem.unit_cost(i, head, side)[resource]
         for i, layer in enumerate(problem.template.layers)
         for head in layer.heads
         for side in SIDES
@@ -349,7 +334,7 @@ def _scaled_widths(problem: FitProblem, budget: Budget) -> dict[Place, int]:
         }
 
     def fits(scale: float) -> bool:
-        return within_budget(_plan(problem, at(scale)), budget, problem.context)
+        return problem.allows(_plan(problem, at(scale)), budget)
 
     scale = largest_scale(fits, 1.0 / last)
     if scale is None:

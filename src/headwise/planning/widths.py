@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from headwise.errors import PlanError
 from headwise.plan import RESOURCE_NAMES, Budget, Plan, Resource
 from headwise.planning.cost import Side, cost, dense_cost, unit_cost
 from headwise.planning.solver import Curve, Solution, Solver
@@ -22,14 +21,6 @@ from headwise.planning.solver import Curve, Solution, Solver
 # A head's query-key width as a whole, or its rotary and its position-free columns separately.
 Part = Literal["qk", "planes", "free", "vo"]
 Place = tuple[int, int, Part]  # layer, head group, part
-
-
-def check_multiples(multiple_of: int, min_dim: int | None) -> None:
-    """Raise unless both are at least 1."""
-    if multiple_of < 1 or (min_dim is not None and min_dim < 1):
-        raise PlanError(
-            f"multiple-of and min-dim must be at least 1, got {multiple_of} and {min_dim}."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +41,13 @@ def side_of(part: Part) -> Side:
 class WidthSolver:
     """The curves of one model, ready for many budgets."""
 
-    def __init__(self, template: Plan, context: int, curves: Mapping[Place, WidthCurve]) -> None:
-        self._template, self._context, self._curves = template, context, curves
-        self._full, self.dense = cost(template, context), dense_cost(template.shape, context)
+    def __init__(
+        self, template: Plan, context: int, batch: int, curves: Mapping[Place, WidthCurve]
+    ) -> None:
+        self._template, self._curves = template, curves
+        self._context, self._batch = context, batch
+        self._full = cost(template, context, batch)
+        self.dense = dense_cost(template.shape, context, batch)
         self._solvers: dict[tuple[Resource, ...], Solver] = {}
 
     def solve(self, budget: Budget) -> tuple[dict[Place, int], Solution]:
@@ -73,7 +68,7 @@ class WidthSolver:
             head = self._template.layers[i].heads[j]
             kind = i, head.queries, side_of(part)
             if kind not in slopes:
-                unit = unit_cost(self._template, i, head, kind[2], self._context)
+                unit = unit_cost(self._template, i, head, kind[2], self._context, batch=self._batch)
                 slopes[kind] = tuple(unit[r] for r in resources)
             curves.append(
                 Curve(
@@ -85,7 +80,7 @@ class WidthSolver:
                 )
             )
         fixed = tuple(
-            getattr(self._full, r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in curves)
+            self._full.counted(r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in curves)
             for k, r in enumerate(resources)
         )
         curves.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))

@@ -7,15 +7,8 @@ from jaxtyping import Float
 
 from headwise.errors import PlanError
 from headwise.plan import Plan
-from headwise.planning.fit import (
-    FitProblem,
-    HeadWorth,
-    Kept,
-    WidthRules,
-    Worths,
-    kept_by_worth,
-    kept_planes,
-)
+from headwise.planning.fit import FitProblem, HeadWorth, Kept, Worths, kept_by_worth, kept_planes
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 
 

@@ -14,7 +14,8 @@ from headwise.measure.record import (
     Verification,
 )
 from headwise.planning.cost import cost, dense_cost
-from headwise.planning.fit import WidthRules, predicted_loss
+from headwise.planning.fit import predicted_loss
+from headwise.planning.rules import WidthRules
 from headwise.profiling.worth import fit_problem
 from headwise.reporting.figures import comparison_section, drift_figure, prediction_figure
 from headwise.reporting.names import kind_of, shown_source, text_name

@@ -18,7 +18,8 @@ from headwise.measure.record import (
     Verification,
 )
 from headwise.plan import Budget, Limit
-from headwise.planning.fit import WidthRules, fit
+from headwise.planning.fit import fit
+from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import fit_problem
 from headwise.reporting.charts import pareto_chart

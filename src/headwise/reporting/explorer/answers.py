@@ -4,8 +4,8 @@ The page holds the profiled model once (`model_facts`) and builds a plan file fr
 few numbers of an answer, so a live page and a saved one work alike.
 
 A saved page holds the plans of a grid of budgets. In most models every dimension costs the same
-parameters, cached bytes and operations up to a factor, so of three limits only the tightest counts:
-the grid then needs one solve per level of each resource, not one per combination. (The solver
+parameters, bytes and operations up to a factor, so of several limits only the tightest counts: the
+grid then needs one solve per level of each resource, not one per combination. (The solver
 itself drops the other limits in the same way, so the plans are the same.) Limits whose costs are
 not proportional are kept side by side.
 """
@@ -21,19 +21,22 @@ from typing import Any
 
 from headwise.artifacts import versions
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
-from headwise.plan import PLAN_FORMAT, Budget, Cost, Limit, Plan, Resource
-from headwise.planning.cost import SIDES, cost, dense_cost, unit_cost
-from headwise.planning.fit import GRANULARITIES, FitProblem, WidthRules, fit, ranking, width_curves
+from headwise.plan import PLAN_FORMAT, RESOURCES, Budget, Cost, Limit, Plan, Resource
+from headwise.planning.cost import SIDES, dense_cost, unit_cost
+from headwise.planning.fit import FitProblem, fit, ranking, width_curves
+from headwise.planning.rules import GRANULARITIES, WidthRules
 from headwise.planning.widths import side_of
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import worths
 from headwise.progress import Progress, silent
 
-BUDGETS: tuple[Resource, ...] = ("attn_params", "kv_bytes", "flops")
+BUDGETS: tuple[Resource, ...] = ("attn_params", "kv_bytes", "flops", "traffic")
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 SAVED_MULTIPLES = (2, 8, 16)  # those that a saved page offers
 LEAST_PERCENT = 20  # no slider goes below
 CACHED = 256  # answers; a page that goes back and forth asks for the same ones
+_SHOWN: tuple[str, ...] = RESOURCES
+_DEFAULT = WidthRules()
 CACHED_RULES = 32  # prepared problems; all that a page can ask for
 
 Units = tuple[Mapping[Resource, int], ...]  # what a dimension of each kind of head costs
@@ -43,9 +46,9 @@ Units = tuple[Mapping[Resource, int], ...]  # what a dimension of each kind of h
 class Choice:
     """Percentages of the uniform dense model, and the rules; 100 percent is no limit."""
 
-    percent: tuple[float, float, float]  # in the order of BUDGETS
-    granularity: str = "head"
-    multiple_of: int = 8
+    percent: tuple[float, ...]  # in the order of BUDGETS
+    granularity: str = _DEFAULT.granularity
+    multiple_of: int = _DEFAULT.multiple_of
 
     @classmethod
     def parse(cls, words: Mapping[str, str]) -> Choice:
@@ -55,21 +58,16 @@ class Choice:
             if name not in known:
                 raise HeadwiseError(f"unknown name {quoted(name)}. {did_you_mean(name, known)}")
         try:
-            percent = [float(words.get(name, "100")) for name in BUDGETS]
-            multiple = int(words.get("multiple_of", "8"))
+            percent = tuple(float(words.get(name, "100")) for name in BUDGETS)
+            multiple = int(words.get("multiple_of", _DEFAULT.multiple_of))
         except ValueError as error:
             raise HeadwiseError(
                 f"budgets and the multiple must be numbers ({quoted(error)})."
             ) from None
         if not all(0 < x <= 100 for x in percent):
-            raise HeadwiseError(f"budgets must be above 0 and up to 100 percent, got {percent}.")
-        first, second, third = percent
-        return cls((first, second, third), words.get("granularity", "head"), multiple)
-
-    @property
-    def rules(self) -> WidthRules:
-        """The rules, as `headwise plan fit` takes them."""
-        return WidthRules(self.granularity, self.multiple_of)
+            shown = [f"{x:g}" for x in percent]
+            raise HeadwiseError(f"budgets must be above 0 and up to 100 percent, got {shown}.")
+        return cls(percent, words.get("granularity", _DEFAULT.granularity), multiple)
 
     @property
     def limits(self) -> dict[Resource, Limit]:
@@ -86,11 +84,11 @@ class Choice:
 
 
 class Answers:
-    """A profile, ready to answer choices."""
+    """A profile, ready to answer choices for plans that run at one context and batch."""
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-        self.dense: Cost = dense_cost(profile.plan.shape)  # what percentages refer to
+    def __init__(self, profile: Profile, context: int | None = None, batch: int = 1) -> None:
+        self.profile, self.context, self.batch = profile, context, batch
+        self.dense: Cost = dense_cost(profile.plan.shape, context, batch)  # of percentages
         self._sensitivity = worths(profile, "sensitivity")
         self.task = lru_cache(maxsize=CACHED_RULES)(self._task)
         self.answer = lru_cache(maxsize=CACHED)(self._answer)
@@ -100,14 +98,20 @@ class Answers:
         """What the solver is given; one for all budgets, so that it is prepared once."""
         return FitProblem(self.profile.plan, self._sensitivity, rules)
 
+    def rules(self, choice: Choice) -> WidthRules:
+        """The rules of a choice, as `headwise plan fit` takes them."""
+        return WidthRules(
+            choice.granularity, choice.multiple_of, context=self.context, batch=self.batch
+        )
+
     def _answer(self, choice: Choice) -> dict[str, Any]:
-        task = self.task(choice.rules)
+        task = self.task(self.rules(choice))
         found = fit(task, choice.budget)
         return {
             "qk": [[head.qk_dim for head in layer.heads] for layer in found.plan.layers],
             "vo": [[head.vo_dim for head in layer.heads] for layer in found.plan.layers],
             "planes": _plane_counts(found.plan),
-            "cost": cost(found.plan).model_dump(exclude={"context"}),
+            "cost": task.cost(found.plan).model_dump(include=set(_SHOWN)),
             "loss": found.loss_increase,
             "exact": found.exact,
         }
@@ -115,12 +119,12 @@ class Answers:
     def _least_cost(self, rules: WidthRules) -> dict[Resource, int]:
         """What the narrowest allowed plan costs."""
         task = self.task(rules)
-        plan, full = task.template, cost(task.template)
-        least: dict[Resource, int] = {r: getattr(full, r) for r in BUDGETS}
+        plan, full = task.template, task.cost(task.template)
+        least: dict[Resource, int] = {r: full.counted(r) for r in BUDGETS}
         for (i, j, part), curve in width_curves(self._sensitivity, rules).items():
             width = len(curve.values) - 1
             narrow = min(width, math.ceil(curve.floor / curve.multiple_of) * curve.multiple_of)
-            unit = unit_cost(plan, i, plan.layers[i].heads[j], side_of(part), task.context)
+            unit = task.unit_cost(i, plan.layers[i].heads[j], side_of(part))
             for r in BUDGETS:
                 least[r] -= (width - narrow) * unit[r]
         return least
@@ -141,10 +145,11 @@ def levels(answers: Answers, steps: Mapping[Resource, float]) -> dict[str, list[
 
     A resource that no width changes (an encoder caches nothing) has none.
     """
-    least = answers.least_cost(WidthRules(multiple_of=min(answers.multiples)))
+    finest = Choice((100.0,) * len(BUDGETS), "head", min(answers.multiples))
+    least = answers.least_cost(answers.rules(finest))
     found: dict[str, list[float]] = {}
     for name in BUDGETS:
-        dense, step = getattr(answers.dense, name), steps[name]
+        dense, step = answers.dense.counted(name), steps[name]
         if not dense or least[name] == dense:
             continue
         lowest = max(100 * least[name] / dense, LEAST_PERCENT)
@@ -170,6 +175,7 @@ def model_facts(answers: Answers, where: str) -> dict[str, Any]:
         "versions": dict(versions()),
         "plan": {"format": PLAN_FORMAT, **profile.plan.to_dict()},
         "dense": answers.dense.model_dump(),
+        "context": answers.context,
         "granularities": list(GRANULARITIES),
         "multiples": list(answers.multiples),
         "plane_order": [
@@ -184,11 +190,13 @@ def _plane_counts(plan: Plan) -> list[list[int]]:
 
 def saved_grid(answers: Answers, step: float, progress: Progress = silent) -> dict[str, Any]:
     """Levels, distinct plans, and for each point of the grid the number of its plan (or −1)."""
-    found = levels(answers, {"attn_params": step, "kv_bytes": 2 * step, "flops": step})
+    coarse = 2 * step  # the grid is their product
+    steps = {"attn_params": step, "kv_bytes": coarse, "flops": coarse, "traffic": coarse}
+    found = levels(answers, steps)  # type: ignore[arg-type]
     axes = [found.get(name, [100.0]) for name in BUDGETS]
     multiples = [m for m in answers.multiples if m in SAVED_MULTIPLES] or [answers.multiples[0]]
     rules = list(itertools.product(GRANULARITIES, multiples))
-    points = list(itertools.product(axes[0], axes[1], axes[2]))
+    points = list(itertools.product(*axes))
     units, book = unit_costs(answers), _Book(answers)
     index: dict[str, list[int]] = {}
     for done, (granularity, multiple) in enumerate(rules):
@@ -206,24 +214,24 @@ def tightest(answers: Answers, choice: Choice, units: Units) -> Choice:
     limits = choice.limits
     if len(limits) < 2:
         return choice
-    budget, least = choice.budget, answers.least_cost(choice.rules)
+    budget, least = choice.budget, answers.least_cost(answers.rules(choice))
     room = {r: budget.amount(r, answers.dense) - least[r] for r in limits}
     left = list(limits)
     for r in reversed(list(limits)):
         others = [s for s in left if s != r and _proportional(units, r, s)]
         if any(units[0][r] * room[s] <= units[0][s] * room[r] for s in others):
             left.remove(r)
-    first, second, third = (
+    percent = tuple(
         x if name in left else 100.0 for name, x in zip(BUDGETS, choice.percent, strict=True)
     )
-    return Choice((first, second, third), choice.granularity, choice.multiple_of)
+    return Choice(percent, choice.granularity, choice.multiple_of)
 
 
 def unit_costs(answers: Answers) -> Units:
     """What a dimension costs in each resource: the different answers over the whole model."""
     plan = answers.profile.plan
     found = [
-        unit_cost(plan, i, head, side, plan.shape.context)
+        unit_cost(plan, i, head, side, answers.dense.context, batch=answers.batch)
         for i, layer in enumerate(plan.layers)
         for head in dict.fromkeys(layer.heads)
         for side in SIDES

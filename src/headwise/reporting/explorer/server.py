@@ -39,7 +39,7 @@ _POLICY = (
 
 def live_page(answers: Answers, where: str) -> str:
     """The page that asks its server for every plan."""
-    steps = levels(answers, {"attn_params": 1, "kv_bytes": 1, "flops": 0.5})
+    steps = levels(answers, {"attn_params": 1, "kv_bytes": 1, "flops": 0.5, "traffic": 1})
     return _page({**model_facts(answers, where), "levels": steps}, connect="'self'")
 
 

@@ -4,12 +4,13 @@
 "use strict";
 
 const facts = JSON.parse(document.getElementById("facts").textContent);
-const BUDGETS = ["attn_params", "kv_bytes", "flops"];
+const BUDGETS = ["attn_params", "kv_bytes", "flops", "traffic"];
 const NAMES = {
   attn_params: "attention parameters",
   params: "total parameters",
   kv_bytes: "key-value bytes per token",
   flops: "FLOPs per token",
+  traffic: "bytes read per generated token",
 };
 const WIDTHS = { head: "free per head", layer: "equal in a layer", model: "equal in the model" };
 const limited = BUDGETS.filter((name) => facts.levels[name]);
@@ -24,7 +25,7 @@ function firstChoice() {
   const near = (list, value) => list.reduce((a, b) => (Math.abs(b - value) < Math.abs(a - value) ? b : a));
   const words = new URLSearchParams(location.hash.slice(1));
   const choice = {
-    granularity: facts.granularities.includes(words.get("granularity")) ? words.get("granularity") : "head",
+    granularity: facts.granularities.includes(words.get("granularity")) ? words.get("granularity") : facts.granularities[0],
     multiple_of: near(facts.multiples, Number(words.get("multiple_of")) || 8),
   };
   for (const name of limited) {
@@ -112,8 +113,10 @@ function fitCommand(choice) {
   for (const name of limits.length ? limits : ["attn_params"]) {
     words.push(`--${name.replace("_", "-")}`, `${choice[name] ?? 100}%`);
   }
-  if (choice.granularity !== "head") words.push("--granularity", choice.granularity);
+  if (choice.granularity !== facts.granularities[0]) words.push("--granularity", choice.granularity);
   if (choice.multiple_of !== 8) words.push("--multiple-of", String(choice.multiple_of));
+  if (facts.context !== null) words.push("--context", String(facts.context));
+  if (facts.dense.batch > 1) words.push("--batch", String(facts.dense.batch));
   return [...words, "-o", "plan.json"].map(quoted).join(" ");
 }
 
@@ -367,6 +370,8 @@ function keep(one) {
 function start() {
   const loss = facts.loss === null ? "" : `, loss ${facts.loss.toFixed(3)} ${facts.unit}`;
   $("about").textContent = `Profiled on ${facts.tokens.toLocaleString("en")} tokens of ${facts.text}${loss}. ` +
+    `FLOPs and bytes read are those at a context of ${facts.dense.context.toLocaleString("en")} tokens` +
+    `${facts.dense.batch > 1 ? ` with ${facts.dense.batch} sequences decoded together` : " of one sequence"}. ` +
     `${facts.plans ? "A saved page: plans on a grid of budgets." : "Every plan is the exact solver's answer."} ${facts.notes.map((note) => `Note: ${note}.`).join(" ")}`;
   $("axis").append(...limited.map((name) => element("option", { value: name }, NAMES[name])));
   $("axis").addEventListener("change", () => { pareto = { key: "", points: [] }; fillPareto(); });

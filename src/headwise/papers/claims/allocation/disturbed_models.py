@@ -39,7 +39,8 @@ from headwise.papers.tasks.training import (
 from headwise.plan import Budget, Limit, Plan
 from headwise.planning.cost import cost
 from headwise.planning.design import DesignRules, new_plan
-from headwise.planning.fit import WidthRules, fit
+from headwise.planning.fit import fit
+from headwise.planning.rules import WidthRules
 from headwise.profiling.worth import fit_problem
 
 POLICIES = {"uniform": "uniform", "planned": "theory"}
@@ -133,7 +134,7 @@ def _measure_cuts(
     for name, policy in policies.items():
         plan = profile.plan
         if policy is not None:
-            problem = fit_problem(profile, policy, WidthRules(multiple_of=2))
+            problem = fit_problem(profile, policy, WidthRules("head", multiple_of=2))
             plan = fit(problem, Budget(attn_params=Limit(share=share))).plan
         with replaced_projections(model, cut_to_plan(model, profile, plan)):
             found[name] = {**disturb(model, inputs), "params": cost(plan).attn_params}

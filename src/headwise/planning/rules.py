@@ -1,0 +1,49 @@
+"""Which widths a fitted plan may have, besides what the budget allows; the one source of defaults.
+
+Light on import: the command line's help reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwise.errors import PlanError, did_you_mean, quoted
+
+GRANULARITIES = ("layer", "head", "model")
+FIT_POLICIES = ("sensitivity", "uniform", "narrower-late", "saturation", "energy")
+
+
+def check_multiples(multiple_of: int, min_dim: int | None) -> None:
+    """Raise unless both are at least 1."""
+    if multiple_of < 1 or (min_dim is not None and min_dim < 1):
+        raise PlanError(
+            f"multiple-of and min-dim must be at least 1, got {multiple_of} and {min_dim}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WidthRules:
+    """Which widths a fitted plan may have, and where it is to run."""
+
+    granularity: str = "layer"  # equal widths within a layer or the whole model, or free per head
+    multiple_of: int = 8  # of dimensions, query-key widths too
+    min_dim: int | None = None  # None: one multiple
+    context: int | None = None  # for FLOPs and traffic; None: the shape's
+    batch: int = 1  # for traffic
+
+    def __post_init__(self) -> None:
+        if self.granularity not in GRANULARITIES:
+            raise PlanError(
+                f"granularity must be layer, head or model, got {quoted(self.granularity)}. "
+                f"{did_you_mean(self.granularity, GRANULARITIES)}"
+            )
+        check_multiples(self.multiple_of, self.min_dim)
+        if self.batch < 1 or (self.context is not None and self.context < 1):
+            raise PlanError(
+                f"batch and context must be at least 1, got {self.batch} and {self.context}."
+            )
+
+    @property
+    def least(self) -> int:
+        """The narrowest a head may become, if it is not narrower already."""
+        return self.multiple_of if self.min_dim is None else self.min_dim
