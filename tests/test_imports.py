@@ -33,6 +33,7 @@ ROOMS = (
     "cutting",
     "baselines",
     "reporting",
+    "exporting",
     "recipe",
     "plans",
     "pipeline",

@@ -16,6 +16,7 @@ from headwise.models import registration
 
 if TYPE_CHECKING:
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.exporting.record import ExportResult as ExportResult
     from headwise.measure.evaluation import Evaluation as Evaluation
     from headwise.measure.record import Targets as Targets
     from headwise.measure.record import Verification as Verification
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from headwise.plan import Limit as Limit
     from headwise.plan import ModelShape as ModelShape
     from headwise.plan import Plan as Plan
+    from headwise.planning.targets import RunsIn as RunsIn
+    from headwise.planning.targets import runs_in as runs_in
     from headwise.plans import fit as fit
     from headwise.plans import new_plan as new_plan
     from headwise.plans import sweep as sweep
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from headwise.training.recover import RecoverResult as RecoverResult
     from headwise.training.train import TrainResult as TrainResult
     from headwise.verbs import evaluate as evaluate
+    from headwise.verbs import export as export
     from headwise.verbs import load as load
     from headwise.verbs import recover as recover
     from headwise.verbs import run as run
@@ -53,17 +57,19 @@ __version__ = "0.1.0"
 # The public names of each module.
 _NAMES = {
     "headwise.errors": "HeadwiseError",
+    "headwise.exporting.record": "ExportResult",
     "headwise.measure.evaluation": "Evaluation",
     "headwise.measure.record": "Targets Verification",
     "headwise.pipeline": "CompressResult CutResult compare compress cut profile",
     "headwise.plan": "Budget Cost HeadSpec LayerPlan Limit ModelShape Plan",
+    "headwise.planning.targets": "RunsIn runs_in",
     "headwise.plans": "fit new_plan sweep",
     "headwise.profiling.format": "Profile",
     "headwise.reporting.pages": "report",
     "headwise.source": "Source open_source",
     "headwise.training.recover": "RecoverResult",
     "headwise.training.train": "TrainResult",
-    "headwise.verbs": "evaluate load recover run train verify",
+    "headwise.verbs": "evaluate export load recover run train verify",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # noqa: PLE0605

@@ -33,7 +33,7 @@ from headwise.errors import OutputError
 _RUST_OS_ERROR = re.compile(r"\(os error \d+\)")
 _LEFTOVER = re.compile(r"\..+\.(\d+-[0-9a-f]{32}\.tmp|[0-9a-f]{32}\.old)")
 # The files by which a folder says that headwise wrote it: JSON with a "format" of ours.
-RECORDS = ("headwise.json", "profile.json", "run.json", "inputs.json")
+RECORDS = ("headwise.json", "profile.json", "run.json", "inputs.json", "export.json")
 _MAX_RECORD = 64 * 2**20  # bytes; a record is far smaller
 
 

@@ -72,6 +72,7 @@ Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 LimitText = Annotated[str | None, BeforeValidator(_limit)]
 Granularity = Literal["layer", "head", "model"]
 Projection = Literal["query", "key", "value"]
+Exported = Literal["stock", "gguf", "onnx", "padded"]
 
 
 MODEL = "Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm."
@@ -431,6 +432,25 @@ class VerifyRecipe(OnDevice, QualityTargets):
     max_kv_bytes: LimitText = option(None, "Target: cached bytes per token.")
 
 
+class ExportRecipe(Recipe):
+    """Write a model as another engine loads it, and measure it there."""
+
+    verb: Literal["export"] = "export"
+    model: Name = option(..., MODEL)
+    to: Exported = option(
+        ..., "stock (transformers without headwise), gguf (llama.cpp), onnx, or padded."
+    )
+    dtype: Literal["auto", "fp32", "fp16", "bf16"] = option(
+        "auto", "Number format: auto (as stored), fp32, fp16 or bf16."
+    )
+    quantize: str | None = option(
+        None, "With --to gguf, the format of the matrices: Q8_0, Q5_1, Q5_0, Q4_1 or Q4_0."
+    )
+    check: bool = option(
+        True, "Measure parity in the engine at the end; exit code 1 if it is missed."
+    )
+
+
 class EvaluateRecipe(OnDevice):
     """Score a text: nats per token, perplexity, bits per byte."""
 
@@ -448,6 +468,7 @@ RECIPES: dict[str, type[Recipe]] = {
         CompareRecipe,
         CompressRecipe,
         EvaluateRecipe,
+        ExportRecipe,
         FitRecipe,
         NewPlanRecipe,
         ProfileRecipe,
@@ -456,7 +477,8 @@ RECIPES: dict[str, type[Recipe]] = {
         VerifyRecipe,
     )
 }
-FOLDERS = frozenset({"compare", "compress", "profile", "recover", "train"})  # verbs that make one
+# Verbs that make one, or (`export`) a file of such a size.
+FOLDERS = frozenset({"compare", "compress", "export", "profile", "recover", "train"})
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -73,7 +73,7 @@ _PAPERS = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 # Companion files are small files that are neither weights nor code: listed, so that nothing else
 # slips through.
 _COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab"})
-_WRITTEN_ANEW = frozenset({"config.json", "headwise.json", "verify.json"})
+_WRITTEN_ANEW = frozenset({"config.json", "headwise.json", "verify.json", "export.json"})
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 

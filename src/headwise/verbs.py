@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from headwise.artifacts import check_output
 from headwise.data.text import read_source
 from headwise.errors import HeadwiseError
+from headwise.exporting.parts import ExportRequest
+from headwise.exporting.record import ExportResult
+from headwise.exporting.run import export_model
 from headwise.measure.evaluation import Evaluation, evaluate_model
 from headwise.measure.record import VERIFY_RECORD, Verification
 from headwise.measure.verification import VerifySettings
@@ -36,6 +39,7 @@ from headwise.progress import Progress, note, silent
 from headwise.recipe import (
     FOLDERS,
     EvaluateRecipe,
+    ExportRecipe,
     Recipe,
     RecoverRecipe,
     TrainRecipe,
@@ -240,6 +244,38 @@ def evaluate(
     return found
 
 
+def export(
+    model: Model | CutResult | CompressResult,
+    *,
+    out: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+    **options: Any,
+) -> ExportResult:
+    """Write a model as another engine loads it, and measure its parity in that engine.
+
+    `options` are those below. `out` is a file for GGUF and a folder otherwise. Call it again with
+    the same arguments to resume after a kill.
+
+    >>> import headwise as hw
+    >>> served = hw.export("smaller", to="padded", out="served")
+    >>> error, held = served.parity.error, served.held
+    """
+    one = _folder(model)
+    recipe = ExportRecipe.of(model=model_name(one), **options)
+    source = open_source(one, tokenizer=tokenizer)
+    request = ExportRequest(source, recipe.to, recipe.dtype, recipe.quantize, recipe.check, command)
+    return export_model(
+        request,
+        Path(out),
+        force=force,
+        progress=progress,
+        finishing=lambda made: write_recipe(made, recipe),
+    )
+
+
 def run(
     recipe: str | Path | Recipe,
     *,
@@ -279,6 +315,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "compare": compare,
     "compress": compress,
     "eval": evaluate,
+    "export": export,
     "fit": fit,
     "new_plan": new_plan,
     "profile": profile,

@@ -26,6 +26,7 @@ COMMANDS = {
     "demo": ("headwise.cli.compress", "demo"),
     "eval": ("headwise.cli.evaluate", "evaluate"),
     "explore": ("headwise.cli.explore", "explore"),
+    "export": ("headwise.cli.export", "export"),
     "generate": ("headwise.cli.generate", "generate"),
     "plan": ("headwise.cli.plan", "app"),
     "profile": ("headwise.cli.compress", "profile"),

@@ -16,6 +16,7 @@ from headwise.errors import BudgetError
 from headwise.plan import RESOURCE_NAMES, RESOURCES, LayerPlan, Plan
 from headwise.planning.cost import cost as plan_cost
 from headwise.planning.cost import dense_cost
+from headwise.planning.targets import runs_in
 from headwise.plans import Sweep, best_fit, new_plan, read_plan, sweep_recipe
 from headwise.recipe import FitRecipe, NewPlanRecipe
 
@@ -51,7 +52,7 @@ def new(recipe: NewPlanRecipe, common: Common) -> None:
 
 
 def _show(plan: Plan, common: Common, counted: dict[str, Any], **more: Any) -> None:
-    document = {"plan": plan.to_dict() | {"format": plan.format}, **counted, **more}
+    document = _document(plan, counted, **more)
     show(document, as_json=common.as_json, render=picture(plan, counted))
     if common.out:
         say(f"Wrote {common.out}.")
@@ -68,8 +69,7 @@ def show_plan(
     plan = read_plan(plan_file)
     if plot:
         draw(plot, lambda charts: charts.plan_chart(plan), force=force)
-    document = {"plan": plan.to_dict() | {"format": plan.format}, **costs(plan)}
-    show(document, as_json=json, render=picture(plan))
+    show(_document(plan, costs(plan)), as_json=json, render=picture(plan))
 
 
 @app.command()
@@ -131,7 +131,25 @@ def picture(plan: Plan, counted: dict[str, Any] | None = None) -> RenderableType
     notes = [Text(f"Note: {note}.") for note in plan.origin.notes]
     layers = table(_title(plan), columns, rows)
     spent = _cost_table(counted or costs(plan))
-    return Group(layers, *notes, spent, *_prediction(plan))
+    return Group(layers, *notes, spent, *_prediction(plan), _runs_in(plan))
+
+
+def _runs_in(plan: Plan) -> RenderableType:
+    """Which engines run the plan."""
+    rows = [
+        (f"{one.target} ({one.engine})", "yes" if one.yes else "no", one.how or one.why_not)
+        for one in runs_in(plan)
+    ]
+    return table("Runs in", ("target", "runs", "how, or why not"), rows)
+
+
+def _document(plan: Plan, counted: dict[str, Any], **more: Any) -> dict[str, Any]:
+    engines = [
+        {"target": one.target, "engine": one.engine, "runs": one.yes, "why": one.how or one.why_not}
+        for one in runs_in(plan)
+    ]
+    written = plan.to_dict() | {"format": plan.format}
+    return {"plan": written, **counted, **more, "runs_in": engines}
 
 
 def _prediction(plan: Plan) -> list[str]:

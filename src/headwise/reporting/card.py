@@ -73,7 +73,7 @@ def model_card(folder: Path, source: Path | None, name: str) -> str:
     parts = [_title(name, record, base), _done(record, plan)]
     if verification is not None:
         parts.append(_figures(verification))
-    parts += [_plan_table(plan), _loading(kind), _limits(verification, kind)]
+    parts += [_plan_table(plan), _loading(kind), _engines(plan), _limits(verification, kind)]
     return head + "\n" + "\n\n".join(parts) + "\n"
 
 
@@ -165,6 +165,17 @@ def _loading(kind: ModelKind) -> str:
     )
 
 
+def _engines(plan: Plan) -> str:
+    from headwise.planning.targets import runs_in
+
+    rows = [
+        (f"{one.target}, {one.engine}", "yes" if one.yes else "no", one.how or one.why_not)
+        for one in runs_in(plan)
+    ]
+    columns = ("`headwise export --to`", "runs", "how, or why not")
+    return f"## Where else it runs\n\n{_table(columns, rows)}"
+
+
 def _limits(found: Verification | None, kind: ModelKind) -> str:
     fitted = "text named above; text of another kind, or another language, loses more"
     measured = "Perplexity is not all: tasks, long contexts and safety were not measured"
@@ -179,8 +190,8 @@ def _limits(found: Verification | None, kind: ModelKind) -> str:
         f"- {measured}.",
         "- Heads of many widths in one layer run as several smaller calls, so it can be slower "
         "than its source although it is smaller.",
-        "- It loads in transformers; programs with model code of their own do not know heads of "
-        "mixed widths.",
+        "- It loads in transformers; for programs with model code of their own it must be "
+        "exported (`headwise export`).",
     ]
     lines += [
         f"- {code(shown_source(text.source))} is the {text.what} it was calibrated on, so the "

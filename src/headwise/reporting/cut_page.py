@@ -16,6 +16,7 @@ from headwise.measure.record import (
 from headwise.planning.cost import cost, dense_cost
 from headwise.planning.fit import predicted_loss
 from headwise.planning.rules import WidthRules
+from headwise.planning.targets import runs_in
 from headwise.profiling.worth import fit_problem
 from headwise.reporting.figures import comparison_section, drift_figure, prediction_figure
 from headwise.reporting.names import kind_of, shown_source, text_name
@@ -27,6 +28,7 @@ from headwise.reporting.page import (
     Page,
     Paragraph,
     Section,
+    Table,
     named_versions,
     provenance_section,
     sentence,
@@ -69,7 +71,7 @@ def cut_page(cut: CutModel) -> Page:
         sections.append(profile_section(cut.profile, cut.plan))
     if cut.compared is not None:
         sections.append(comparison_section(cut.compared))
-    sections += [_loading(cut), _provenance(cut)]
+    sections += [_loading(cut), _engines(cut), _provenance(cut)]
     return Page(cut.folder.resolve().name, lead, sections)
 
 
@@ -199,6 +201,16 @@ def _loading(cut: CutModel) -> Section:
     )
     program = kind.program(cut.folder.resolve().name)
     return Section("How to load it", [Code(program), Paragraph(advice)])
+
+
+def _engines(cut: CutModel) -> Section:
+    rows = [
+        (f"{one.target}, {one.engine}", "yes" if one.yes else "no", one.how or one.why_not)
+        for one in runs_in(cut.plan)
+    ]
+    said = "Which engines run this plan as it is; `headwise export` writes what they load."
+    table = Table(("target", "runs", "how, or why not"), rows, "Engines that run the plan")
+    return Section("Where else it runs", [Paragraph(said), table])
 
 
 def _provenance(cut: CutModel) -> Section:

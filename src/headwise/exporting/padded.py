@@ -1,0 +1,117 @@
+"""Any plan in the source's own stock class: zeros stand where something was cut.
+
+Equal logits, nothing saved: it is for tools that know the family and nothing else, and the way to a
+file format of such a tool.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from headwise.errors import HeadwiseError
+from headwise.exporting.layout import HeadShape, laid_out
+from headwise.exporting.reading import LayerTensors, Reader, Tensors
+from headwise.models.backbones_headwise import layer_weights, rotary_planes, stock_attentions
+from headwise.models.configuration_headwise import Layer
+from headwise.models.shapes import empty_model
+from headwise.planning.targets import target_of
+
+
+class PaddedForm:
+    """A plan zero-padded to the shape of its stock model."""
+
+    def __init__(self, reader: Reader, dtype: torch.dtype) -> None:
+        self.reader, self.dtype = reader, dtype
+        plan = reader.source.plan
+        answer = target_of("padded").runs(plan)
+        if not answer.yes:
+            raise HeadwiseError(
+                f"{reader.source.name} cannot be padded to a stock model: {answer.why_not}."
+            )
+        self._stock: Any = empty_model(self.config, reader.task)
+        owners = list(stock_attentions(self._stock))
+        self._owner = owners[0][0]
+        self._scales = [float(attention.scaling) for _, attention in owners]
+        self._planes = rotary_planes(self._stock)
+
+    @property
+    def architecture(self) -> str:
+        """The stock model type."""
+        return self.reader.config.model_type
+
+    @cached_property
+    def config(self) -> Any:
+        """The source's own stock config."""
+        config = copy.deepcopy(self.reader.config)
+        config.dtype = self.dtype
+        made = empty_model(config, self.reader.task)
+        config.architectures = [type(made).__name__]
+        return config
+
+    def around(self) -> Tensors:
+        """Everything outside the layers."""
+        return {name: tensor.to(self.dtype) for name, tensor in self.reader.around()}
+
+    def layer(self, i: int) -> Tensors:
+        """The tensors of one stock layer, by their names in the stock model."""
+        read, shape = self.reader.layer(i), self.reader.source.plan.shape
+        free = shape.qk_dim - 2 * self._planes
+        heads = HeadShape(
+            tuple(range(self._planes)), free, shape.vo_dim, shape.queries, self._scales[i]
+        )
+        self._refuse_scaled_norms(read, heads)
+        groups = places(read.layer)
+        padded = laid_out(read.layer, read.weights, heads, groups, shape.n_kv_heads)
+        made = dict(read.rest)
+        tensors = padded.tensors()
+        for own, name, index in self._index:
+            if name not in made:
+                stock = self._owner.get_parameter(name)
+                made[name] = torch.zeros(stock.shape, dtype=padded["output"].weight.dtype)
+            if own in tensors:
+                made[name].view(-1)[index.reshape(-1)] = tensors[own].reshape(-1)
+        start = f"{self.reader.layer_prefix}{i}."
+        return {start + n: t.to(self.dtype).contiguous() for n, t in made.items()}
+
+    @cached_property
+    def _index(self) -> list[tuple[str, str, torch.Tensor]]:
+        """Which number of which stock tensor each number of a projection is.
+
+        The family's own reader tells: it is shown a layer whose weights are their own places.
+        """
+        owner = copy.deepcopy(self._owner)
+        names, start = [], 0
+        for name, parameter in list(owner.named_parameters()):
+            count = parameter.numel()
+            numbered = torch.arange(start, start + count).view(parameter.shape)
+            parent, _, last = name.rpartition(".")
+            module = owner.get_submodule(parent)
+            setattr(module, last, torch.nn.Parameter(numbered, requires_grad=False))
+            names.append((start, start + count, name))
+            start += count
+        found = []
+        for own, numbered in layer_weights(owner, self.config).tensors().items():
+            first = int(numbered.min())
+            begin, _, name = next(n for n in names if n[0] <= first < n[1])
+            found.append((own, name, numbered - begin))
+        return found
+
+    def _refuse_scaled_norms(self, read: LayerTensors, heads: HeadShape) -> None:
+        """A norm after the queries' projection would undo a scale folded into it."""
+        scales = {h.score_scale for h in read.layer.heads}
+        if self.reader.family.norm and any(abs(s / heads.score_scale - 1) > 1e-9 for s in scales):
+            raise HeadwiseError(
+                f"{self.reader.source.name} has heads with a score scale of their own behind "
+                "normed queries, which its stock class has not; it cannot be padded."
+            )
+
+
+def places(layer: Layer) -> list[int]:
+    """The places that the head groups of a layer take in the stock model."""
+    return list(range(len(layer.heads)))

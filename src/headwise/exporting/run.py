@@ -1,0 +1,61 @@
+"""An export from an opened source to a whole output, resumable layer by layer.
+
+    Reader ─► form ─► parts in OUT.partial, one per layer ─► files ─► parity in the engine ─► OUT
+
+What takes long (laying out, quantising) is kept in parts, so that the same call resumes after a
+kill. The output takes its place when it is whole and its parity is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import HeadwiseError, quoted
+from headwise.exporting.folder import FolderExport
+from headwise.exporting.gguf_file import GGUFExport
+from headwise.exporting.parts import ExportRequest
+from headwise.exporting.record import EXPORT_RECORD, ExportRecord, ExportResult
+from headwise.progress import Progress, silent
+from headwise.records import read_record
+from headwise.runs import resume
+
+EXPORTS: dict[str, Any] = {
+    "stock": FolderExport,
+    "gguf": GGUFExport,
+    "padded": FolderExport,
+}
+
+
+def export_model(
+    request: ExportRequest,
+    out: Path,
+    *,
+    force: bool = False,
+    progress: Progress = silent,
+    finishing: Callable[[Path], None] | None = None,
+) -> ExportResult:
+    """Write the model as its target loads it, and measure it there.
+
+    `finishing` may add files to an exported folder before it takes its place.
+    """
+    if request.target not in EXPORTS:
+        raise HeadwiseError(
+            f"--to must be one of {', '.join(EXPORTS)}, got {quoted(request.target)}."
+        )
+    if request.quantize is not None and request.target != "gguf":
+        raise HeadwiseError("--quantize is for --to gguf; leave it out.")
+    export = EXPORTS[request.target](request)  # refuses before anything is written
+    with resume(
+        out,
+        "export",
+        request.inputs(),
+        record=EXPORT_RECORD,
+        force=force,
+        reads=[request.source.name],
+        command=request.command,
+    ) as run:
+        if run.finished:  # of a run that was killed at its very end
+            return ExportResult(out, read_record(out / EXPORT_RECORD, ExportRecord))
+        return ExportResult(out, export.write(run, progress, finishing))

@@ -1,0 +1,278 @@
+"""Which engines can run a plan: for every target yes, or the one sentence why not.
+
+    target    what reads it                                    what it needs tied
+    stock     transformers, without headwise                   one width, one set of planes
+    gguf      llama.cpp                                        the same; head groups free per layer
+    vllm      vLLM                                             one padded call per layer
+    onnx      ONNX Runtime                                     nothing
+    padded    the source's own class, zeros for what was cut   nothing, and nothing is saved
+
+A class of model that other engines know has one head width and one list of rotary frequencies for
+all layers. Queries and keys may be wider than values where the class allows it. Score scales never
+stand in the way: they are folded into the queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from headwise.errors import HeadwiseError, did_you_mean, quoted
+from headwise.plan import HeadSpec, LayerPlan, Plan
+
+# Families whose blocks are a Llama's: RMS norms, a gated MLP, rotary positions, nothing else.
+LLAMA_LIKE = ("llama", "mistral", "phi3", "qwen2")
+_NORMED = ("gemma3_text", "olmo2", "qwen3")
+ROTARY = (*LLAMA_LIKE, *_NORMED, "gpt_neox")
+
+
+@dataclass(frozen=True, slots=True)
+class RunsIn:
+    """Whether a target runs a plan: `how` it does, or `why_not`."""
+
+    target: str
+    engine: str
+    how: str = ""
+    why_not: str = ""
+
+    @property
+    def yes(self) -> bool:
+        """Whether it does."""
+        return not self.why_not
+
+    def __str__(self) -> str:
+        return f"{self.target} ({self.engine}): " + (
+            f"yes, {self.how}" if self.yes else f"no, {self.why_not}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One way out of headwise: who reads it, and the test of whether it can."""
+
+    name: str
+    engine: str
+    test: Callable[[Plan], str]  # how it runs; raises _No
+
+    def runs(self, plan: Plan) -> RunsIn:
+        """Whether this target runs the plan."""
+        try:
+            return RunsIn(self.name, self.engine, how=self.test(plan))
+        except _No as no:
+            return RunsIn(self.name, self.engine, why_not=str(no))
+
+
+class _No(Exception):  # noqa: N818  (an answer, not an error)
+    """Why a target does not run a plan."""
+
+
+def runs_in(plan: Plan) -> tuple[RunsIn, ...]:
+    """For every target, whether it runs the plan as it is, and how or why not."""
+    return tuple(target.runs(plan) for target in TARGETS.values())
+
+
+def target_of(name: str) -> Target:
+    """A target by its name."""
+    if name not in TARGETS:
+        raise HeadwiseError(
+            f"a target is one of {', '.join(TARGETS)}, got {quoted(name)}. "
+            f"{did_you_mean(name, TARGETS)}"
+        )
+    return TARGETS[name]
+
+
+def planes_of(head: HeadSpec, plan: Plan) -> tuple[int, ...]:
+    """The rotary planes of a head; None stands for all planes of its width."""
+    if head.rotary_planes is not None:
+        return head.rotary_planes
+    return tuple(range(head.qk_dim // 2)) if plan.shape.family in ROTARY else ()
+
+
+def _stock(plan: Plan) -> str:
+    _causal(plan)
+    if plan.shape.family not in LLAMA_LIKE:
+        _whole_only(plan)
+        return f"as {plan.shape.family}: nothing is cut"
+    _one_group_size(plan)
+    _one_count(plan)
+    qk, vo = _one_width(plan)
+    _one_set_of_planes(plan)
+    if qk == vo:
+        return f"as {_llama_or_windowed(plan)}, heads {qk} wide"
+    _mimo(plan)
+    return f"as mimo_v2_flash, keys {qk} and values {vo} wide"
+
+
+def _gguf(plan: Plan) -> str:
+    _causal(plan)
+    if plan.shape.family == "gpt2":
+        _whole_only(plan)
+        return "as gpt2: nothing is cut"
+    if plan.shape.family not in LLAMA_LIKE:
+        raise _No(f"{plan.shape.family} models are not written as GGUF files")
+    _one_group_size(plan)
+    _no_windows(plan)
+    qk, vo = _one_width(plan)
+    plain = _one_set_of_planes(plan)
+    counts = {len(layer.heads) for layer in plan.layers}
+    if qk == vo:
+        return f"as {'llama' if len(counts) == 1 else 'deci'}, heads {qk} wide"
+    _mimo(plan)
+    if not plain:
+        raise _No(
+            f"keys are {qk} and values {vo} wide, which it runs with all rotary planes only; keep "
+            "queries and keys whole, or make both sides one width"
+        )
+    if 0 in counts:
+        raise _No("a layer has no head, which it runs only where keys are as wide as values")
+    return f"as mimo2, keys {qk} and values {vo} wide"
+
+
+def _vllm(plan: Plan) -> str:
+    _causal(plan)
+    stock = TARGETS["stock"].runs(plan)
+    if stock.yes and "mimo" not in stock.how:
+        return f"exported to stock, {stock.how}"
+    for i, layer in _layers(plan):
+        if len({h.queries for h in layer.heads}) > 1:
+            raise _No(f"layer {i} has groups with {_list(h.queries for h in layer.heads)} queries")
+    return "with our code through its transformers backend; a layer's heads are padded to one width"
+
+
+def _onnx(plan: Plan) -> str:
+    _causal(plan)
+    return "each layer's cache has its own width"
+
+
+def _padded(plan: Plan) -> str:
+    shape = plan.shape
+    for i, layer in _layers(plan):
+        if len(layer.heads) > shape.n_kv_heads:
+            raise _No(
+                f"layer {i} has {len(layer.heads)} head groups and a {shape.family} of this shape "
+                f"{shape.n_kv_heads}"
+            )
+        for head in layer.heads:
+            if head.queries > shape.queries:
+                raise _No(
+                    f"layer {i} has groups of {head.queries} queries and a {shape.family} of this "
+                    f"shape {shape.queries}"
+                )
+            if head.qk_dim > shape.qk_dim or head.vo_dim > shape.vo_dim:
+                raise _No(
+                    f"layer {i} has heads {head.qk_dim}/{head.vo_dim} wide, wider than the "
+                    f"{shape.qk_dim}/{shape.vo_dim} of the {shape.family} shape"
+                )
+    return f"as {shape.family}, zeros for what was cut: nothing is saved"
+
+
+def _layers(plan: Plan) -> Iterator[tuple[int, LayerPlan]]:
+    return enumerate(plan.layers)
+
+
+def _causal(plan: Plan) -> None:
+    if not plan.shape.causal:
+        raise _No(f"{plan.shape.family} is an encoder; models that write text are exported")
+
+
+def _whole_only(plan: Plan) -> None:
+    """A class that has no free head width runs the uniform heads only."""
+    shape = plan.shape
+    for i, layer in _layers(plan):
+        widths = {(h.qk_dim, h.vo_dim, h.queries) for h in layer.heads}
+        if len(layer.heads) != shape.n_kv_heads or widths != {
+            (shape.qk_dim, shape.vo_dim, shape.queries)
+        }:
+            normed = ", which normalises queries and keys," if shape.family in _NORMED else ""
+            raise _No(f"{shape.family}{normed} has no free head width, and layer {i} is cut")
+
+
+def _one_group_size(plan: Plan) -> None:
+    """Every key/value head serves as many query heads."""
+    sizes = {h.queries: i for i, layer in _layers(plan) for h in layer.heads}
+    if len(sizes) > 1:
+        (a, i), (b, j) = list(sizes.items())[:2]
+        raise _No(
+            f"groups have {a} queries in layer {i} and {b} in layer {j}; one number is needed"
+        )
+
+
+def _one_count(plan: Plan) -> None:
+    counts = {len(layer.heads): i for i, layer in _layers(plan)}
+    if len(counts) > 1:
+        (a, i), (b, j) = list(counts.items())[:2]
+        raise _No(f"layer {i} has {a} head groups and layer {j} {b}; one number is needed")
+
+
+def _one_width(plan: Plan) -> tuple[int, int]:
+    found = []
+    for side, name in (("qk_dim", "keys"), ("vo_dim", "values")):
+        first: dict[int, int] = {}
+        for i, layer in _layers(plan):
+            for head in layer.heads:
+                first.setdefault(getattr(head, side), i)
+        if len(first) > 1:
+            (a, i), (b, j) = list(first.items())[:2]
+            where = f"layer {i} has {name} of {a} and layer {j} of {b}"
+            if i == j:
+                where = f"layer {i} has {name} of {a} and of {b}"
+            raise _No(f"{where}; one width for the model is needed")
+        if not first:
+            raise _No("no layer has a head")
+        found.append(next(iter(first)))
+    if found[0] % 2:
+        raise _No(f"keys are {found[0]} wide; rotary planes need an even width")
+    return found[0], found[1]
+
+
+def _one_set_of_planes(plan: Plan) -> bool:
+    """Whether the one set of planes is that of the dense model, in order."""
+    first: dict[tuple[int, ...], int] = {}
+    for i, layer in _layers(plan):
+        for head in layer.heads:
+            first.setdefault(planes_of(head, plan), i)
+    if len(first) > 1:
+        i, j = list(first.values())[:2]
+        where = f"layers {i} and {j} keep" if i != j else f"heads of layer {i} keep"
+        raise _No(f"{where} different rotary planes; one set for the model is needed")
+    (planes,) = first
+    return planes == tuple(range(plan.shape.qk_dim // 2))
+
+
+def _no_windows(plan: Plan) -> None:
+    window = next((w for w in plan.shape.windows if w), None)
+    if window is not None and window < plan.shape.context:
+        raise _No(f"it attends within windows of {window} tokens, which are not written there")
+
+
+def _llama_or_windowed(plan: Plan) -> str:
+    """Any of the families is a Llama with other options, but for sliding windows."""
+    shape = plan.shape
+    if not any(w is not None and w < shape.context for w in shape.windows):
+        return "llama"
+    if shape.family == "phi3":
+        raise _No("phi3 has no free head width, and llama no sliding windows")
+    return shape.family
+
+
+def _mimo(plan: Plan) -> None:
+    """The classes with keys and values of two widths have neither windows nor other biases."""
+    _no_windows(plan)
+    if "output" in plan.layers[0].biases or plan.shape.ffn_biases:
+        raise _No("keys and values differ in width, and the class that allows it has fewer biases")
+
+
+def _list(numbers: Iterator[int]) -> str:
+    return " and ".join(str(n) for n in sorted(set(numbers)))
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("stock", "transformers without headwise", _stock),
+        Target("gguf", "llama.cpp", _gguf),
+        Target("vllm", "vLLM", _vllm),
+        Target("onnx", "ONNX Runtime", _onnx),
+        Target("padded", "the source's own class", _padded),
+    )
+}

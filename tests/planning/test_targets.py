@@ -1,0 +1,90 @@
+"""Which engines run a plan: yes, or the sentence why not."""
+
+from __future__ import annotations
+
+import pytest
+
+import headwise as hw
+from headwise.errors import HeadwiseError
+from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
+from headwise.planning.targets import TARGETS, runs_in, target_of
+
+
+def plan(*layers: list[HeadSpec], **shape) -> Plan:
+    usual = {"n_heads": 6, "n_kv_heads": 2, "qk_dim": 64, "vo_dim": 64, "context": 512}
+    made = ModelShape(n_layers=len(layers), d_model=96, **usual | shape)
+    biases = made.attention_biases
+    return Plan(shape=made, layers=tuple(LayerPlan(heads=tuple(x), biases=biases) for x in layers))
+
+
+def head(qk: int = 64, vo: int = 64, queries: int = 3, planes=None) -> HeadSpec:
+    return HeadSpec(qk_dim=qk, vo_dim=vo, queries=queries, rotary_planes=planes)
+
+
+def answers(given: Plan) -> dict[str, str]:
+    return {a.target: ("yes: " if a.yes else "no: ") + (a.how or a.why_not) for a in runs_in(given)}
+
+
+def test_every_target_answers_for_every_plan():
+    found = answers(plan([head()] * 2, [head()] * 2))
+    assert list(found) == list(TARGETS)
+    assert all(answer.startswith("yes") for answer in found.values())
+
+
+def test_one_width_and_one_set_of_planes_run_everywhere():
+    kept = tuple(range(0, 48, 2))
+    found = answers(plan([head(48, 48, planes=kept)] * 2, [head(48, 48, planes=kept)] * 2))
+    assert found["stock"] == "yes: as llama, heads 48 wide"
+    assert found["gguf"] == "yes: as llama, heads 48 wide"
+    other = answers(plan([head(4, 48, planes=(0, 1))] * 2, [head(4, 48, planes=(0, 2))] * 2))
+    assert "layers 0 and 1 keep different rotary planes" in other["stock"]
+
+
+def test_the_reason_names_the_layers():
+    found = answers(plan([head(48)] * 2, [head(40)] * 2))
+    assert found["stock"] == (
+        "no: layer 0 has keys of 48 and layer 1 of 40; one width for the model is needed"
+    )
+    assert found["gguf"] == found["stock"]
+    assert found["onnx"].startswith("yes")
+    assert found["padded"].startswith("yes")
+
+
+def test_values_may_be_narrower_where_a_class_allows_it():
+    narrow = answers(plan([head(64, 48)] * 2, [head(64, 48)] * 2))
+    assert narrow["stock"] == "yes: as mimo_v2_flash, keys 64 and values 48 wide"
+    biased = answers(plan([head(64, 48)] * 2, attention_biases=("query", "output")))
+    assert "fewer biases" in biased["stock"]
+
+
+def test_head_groups_may_differ_by_layer_in_llama_cpp_only():
+    found = answers(plan([head()] * 2, [head()]))
+    assert found["gguf"] == "yes: as deci, heads 64 wide"
+    assert found["stock"] == "no: layer 0 has 2 head groups and layer 1 1; one number is needed"
+
+
+def test_families_are_refused_by_name():
+    cut = plan([head(64, 48)] * 2, family="qwen3")
+    assert (
+        "qwen3, which normalises queries and keys, has no free head width" in answers(cut)["stock"]
+    )
+    assert answers(plan([head()] * 2, family="qwen3"))["stock"].startswith("yes")
+    assert "bert is an encoder" in answers(plan([head()] * 2, family="bert", causal=False))["gguf"]
+    windows = plan([head(48, 48)] * 2, family="mistral", windows=(64,))
+    assert answers(windows)["stock"] == "yes: as mistral, heads 48 wide"
+    assert "windows of 64 tokens" in answers(windows)["gguf"]
+
+
+def test_wider_than_the_dense_model_cannot_be_padded():
+    found = answers(plan([head(64, 80)] * 2))
+    assert found["padded"].startswith("no: layer 0 has heads 64/80 wide")
+    assert answers(plan([head()] * 3))["padded"].startswith("no: layer 0 has 3 head groups")
+
+
+def test_an_unknown_target_is_told():
+    with pytest.raises(HeadwiseError, match="a target is one of stock"):
+        target_of("tensorrt")
+
+
+def test_it_is_part_of_the_public_surface():
+    assert hw.runs_in(plan([head()] * 2))[0].yes
