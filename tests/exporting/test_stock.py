@@ -129,7 +129,7 @@ def test_a_wrong_weight_misses_parity(tmp_path, monkeypatch):
 
 
 def test_narrower_numbers_are_within_their_own_limit(tmp_path):
-    model = saved(portable("llama", (0, 2, 3), 6), tmp_path / "cut")
+    model = saved(portable("llama", (0, 2, 3), 6, scale=0.05), tmp_path / "cut")
     made = hw.export(model, to="stock", dtype="bf16", out=tmp_path / "out")
     assert made.held
     assert 1e-5 < made.parity.error < made.parity.limit

@@ -17,7 +17,7 @@ import torch
 from headwise.errors import HeadwiseError
 from headwise.exporting.layout import HeadShape, laid_out
 from headwise.exporting.reading import LayerTensors, Reader, Tensors
-from headwise.models.backbones_headwise import layer_weights, rotary_planes, stock_attentions
+from headwise.models.backbones_headwise import layer_projections, rotary_planes, stock_attentions
 from headwise.models.configuration_headwise import Layer
 from headwise.models.shapes import empty_model
 from headwise.planning.targets import target_of
@@ -96,7 +96,7 @@ class PaddedForm:
             names.append((start, start + count, name))
             start += count
         found = []
-        for own, numbered in layer_weights(owner, self.config).tensors().items():
+        for own, numbered in layer_projections(owner, self.config).tensors().items():
             first = int(numbered.min())
             begin, _, name = next(n for n in names if n[0] <= first < n[1])
             found.append((own, name, numbered - begin))

@@ -25,7 +25,7 @@ from headwise.models.backbones_headwise import (
     Projection,
     Projections,
     family_of,
-    layer_weights,
+    layer_projections,
     stock_attentions,
 )
 from headwise.models.build import headwise_config, inner
@@ -100,7 +100,7 @@ class Reader:
             return LayerTensors(self.layers[i], Projections(found), state)
         stock = copy.deepcopy(owner, {id(self.config): self.config})
         stock.load_state_dict(state, assign=True)
-        weights = layer_weights(stock, self.config)
+        weights = layer_projections(stock, self.config)
         places = [self.family.attention, *filter(None, [self.family.holds_output])]
         gone = tuple(f"{place}." for place in places)
         rest = {n: t for n, t in state.items() if not n.startswith(gone) or _is_norm(n)}

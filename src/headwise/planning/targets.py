@@ -202,6 +202,9 @@ def _one_count(plan: Plan) -> None:
     if len(counts) > 1:
         (a, i), (b, j) = list(counts.items())[:2]
         raise _No(f"layer {i} has {a} head groups and layer {j} {b}; one number is needed")
+    heads = plan.layers[0].n_queries
+    if heads and plan.shape.d_model % heads:
+        raise _No(f"{heads} query heads do not divide the model's width of {plan.shape.d_model}")
 
 
 def _one_width(plan: Plan) -> tuple[int, int]:
