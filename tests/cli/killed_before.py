@@ -30,7 +30,21 @@ def is_effect(event, arguments, folder):
     if event not in REMOVALS and not (event == "open" and (arguments[2] or 0) & WRITING):
         return False
     path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | Path) else ""
-    return bool(path) and (not Path(path).is_absolute() or path.startswith(folder))
+    return bool(path) and (not Path(path).is_absolute() or path.startswith(f"{folder}/"))
+
+
+def count_effects(folder, fatal=None):
+    """Count this process's effects from now on, and kill it before effect number `fatal`."""
+    count, here = [0], str(folder)
+
+    def hook(event, arguments):
+        if is_effect(event, arguments, here):
+            if count[0] == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count[0] += 1
+
+    sys.addaudithook(hook)
+    return count
 
 
 def life(words, folder, fatal=None):
@@ -46,15 +60,7 @@ def life(words, folder, fatal=None):
         opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, 1)
         os.dup2(opened, 2)
-        count, here = [0], str(folder)
-
-        def hook(event, arguments):
-            if is_effect(event, arguments, here):
-                if count[0] == fatal:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                count[0] += 1
-
-        sys.addaudithook(hook)
+        count = count_effects(folder, fatal)
         sys.argv = ["headwise", *words]
         main.main()
     except SystemExit as end:

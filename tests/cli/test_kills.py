@@ -120,7 +120,7 @@ def test_recover(killed_and_whole, place, cut, tmp_path):
     assert_same(tmp_path)
 
     def losses(which):
-        lines = (tmp_path / which / "losses.jsonl").read_text().splitlines()
+        lines = (tmp_path / f"{which}.losses").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
     whole = {row["step"]: row for row in losses("whole")}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from headwise.data.tokens import token_stream
 from tests import tiny
+
+KILLED = Path(__file__).with_name("killed_after.py")
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +84,11 @@ def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place
 
 def test_a_killed_recovery_ends_in_the_same_weights(headwise, place, tmp_path):
     assert headwise(*words(place, tmp_path / "whole")).code == 0
-    line = [sys.executable, "-m", "headwise", *words(place, tmp_path / "killed")]
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    metrics = tmp_path / "killed.partial" / "metrics.jsonl"
-    while process.poll() is None:  # kill it in the middle, some steps after a checkpoint
-        if metrics.exists() and len(metrics.read_text().splitlines()) >= 8:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    assert process.returncode == -signal.SIGKILL
+    step = "8"  # in the middle, some steps after a checkpoint
+    line = [sys.executable, str(KILLED), str(int(signal.SIGKILL)), step]
+    line += words(place, tmp_path / "killed")
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "killed").exists()
     changed = headwise(*words(place, tmp_path / "killed", "--seed", "5"))
     assert changed.code == 2

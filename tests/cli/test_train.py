@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,24 +123,23 @@ def test_held_out_text_is_never_trained_on(whole):
     assert not (windows == held_out[:16]).all(axis=1).any()
 
 
+KILLED = str(Path(__file__).with_name("killed_after.py"))
+
+
 def test_killed_at_random_moments_it_ends_with_the_same_bits(whole, plan_file, tmp_path):
-    """SIGKILL, then SIGTERM, each after a random number of steps, then to the end."""
-    run, rng = tmp_path / "run", random.Random(time.time_ns())
-    arguments = (plan_file, *OPTIONS, "-o", run)
+    """SIGKILL, then SIGTERM, each after a drawn number of steps, then to the end."""
+    run, rng = tmp_path / "run", random.Random(7)
     moments = []
     for number, low, high in ((signal.SIGKILL, 1, 20), (signal.SIGTERM, 21, 30)):
         moments.append(rng.randint(low, high))
-        process = subprocess.Popen(
-            _command(*arguments, "--resume"), stderr=subprocess.PIPE, text=True
-        )
-        _wait_for_row(run, moments[-1], process)
-        process.send_signal(number)
-        _, messages = process.communicate(timeout=120)
+        asked = ("train", plan_file, *OPTIONS, "-o", run, "--resume")
+        line = [sys.executable, KILLED, *map(str, (int(number), moments[-1], *asked))]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
         if number == signal.SIGTERM:
-            assert process.returncode == 143, (moments, messages)
-            assert f"headwise train -o {run} --resume" in messages
+            assert done.returncode == 143, (moments, done.stderr)
+            assert f"headwise train -o {run} --resume" in done.stderr
         else:
-            assert process.returncode == -signal.SIGKILL, (moments, messages)
+            assert done.returncode == -signal.SIGKILL, (moments, done.stderr)
     done = _run("-o", run, "--resume", "--save-every", "9")
     assert done.returncode == 0, done.stderr
     assert "Resuming after step" in done.stderr

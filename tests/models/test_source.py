@@ -151,6 +151,26 @@ def test_a_profile_and_a_cut_read_the_config_once(tmp_path, counts):
     assert counts["models"] <= 5
 
 
+def test_a_whole_compression_reads_the_config_once(tmp_path, monkeypatch):
+    """Profile, fit, cut, card, verification and report: all of one opened model."""
+    import headwise as hw
+
+    read, folders = transformers.PreTrainedConfig._get_config_dict.__func__, []
+
+    def counting(cls, folder, *args, **kwargs):
+        folders.append(str(folder))
+        return read(cls, folder, *args, **kwargs)
+
+    tiny.write_llama(tmp_path, text=TEXT, vocab_size=270)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "_get_config_dict", classmethod(counting))
+    options = {"tokens": 170, "length": 17, "attn_params": "70%", "multiple_of": 2}
+    where = {"text": str(tmp_path / "text.txt"), "out": tmp_path / "cut"}
+    result = hw.compress(str(tmp_path / "model"), verify_tokens=32, **options, **where)
+    assert result.verification.texts
+    assert folders.count(str(tmp_path / "model")) == 1
+    assert str(tmp_path / "cut") in folders  # the control: reading a config is counted
+
+
 HELD = r"""
 import re, sys, transformers
 from pathlib import Path
@@ -185,6 +205,55 @@ def test_a_converted_model_is_held_once(tmp_path):
     assert more("take") < 0.1 * size
     assert more("share") < 0.1 * size
     assert more("copy") > 0.8 * size
+
+
+PROFILED = r"""
+import re, sys, transformers
+from pathlib import Path
+import numpy as np
+from headwise.profiling.run import ProfileJob, profile_model
+from headwise.profiling.settings import ProfileSettings
+from headwise.profiling.source import Sequences, load_for_profiling
+from headwise.source import open_source
+
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+transformers.logging.disable_progress_bar()
+folder, out, again = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "twice"
+start = peak()
+source = open_source(folder)
+kept = source.load(device="cpu") if again else None
+model = load_for_profiling(source, device="cpu")
+rows = Sequences(np.arange(4, 40).reshape(4, 9), "next-token", "made up", "0" * 64)
+settings = ProfileSettings(length=9, tokens=36, chunk=1)
+profile_model(ProfileJob(model, "model", rows, settings, source.weights_sha256), out)
+print(peak() - start)
+"""
+
+
+@pytest.mark.slow
+def test_a_profile_holds_one_copy_of_the_weights(tmp_path):
+    """The peak of loading and profiling; the control holds the loaded stock model beside it."""
+    config = transformers.LlamaConfig(
+        hidden_size=640, intermediate_size=96, num_hidden_layers=8, vocab_size=67
+    )
+    AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(tmp_path / "model")
+    stored = (tmp_path / "model" / "model.safetensors").stat().st_size / 1024
+    held = 2 * stored  # in fp32
+
+    def peak(how):
+        line = [
+            sys.executable,
+            "-c",
+            PROFILED,
+            *map(str, (tmp_path / "model", tmp_path / how, how)),
+        ]
+        return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+
+    once, twice = peak("once"), peak("twice")
+    assert once < stored + 1.5 * held  # the pages of the mapped file, one copy, and the work
+    assert twice > once + 0.8 * held
 
 
 def test_weights_that_are_taken_are_gone_from_the_stock_model(any_family):

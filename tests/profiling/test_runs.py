@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from headwise.profiling.run import (
 )
 from headwise.profiling.settings import ProfileSettings
 from headwise.profiling.source import load_for_profiling, sequences
-from headwise.runs import partial_of, resume
+from headwise.runs import Run, partial_of, resume
 from headwise.source import open_source
 from tests import tiny
 
@@ -71,21 +70,27 @@ def in_a_process(work) -> int:
     return child
 
 
-def test_kills_at_random_moments_change_nothing(checkpoint, tmp_path):
+def test_kills_at_random_moments_change_nothing(checkpoint, tmp_path, monkeypatch):
+    """Every life is killed just before or just after it saves a chunk, drawn from a seed."""
     job = job_of(checkpoint)
-    started = time.monotonic()
     profile_model(job, tmp_path / "whole")
-    usual = time.monotonic() - started
-    output, rng, killed = tmp_path / "killed", random.Random(7), 0
-    while killed < 20 and not output.exists():
-        child = in_a_process(lambda: profile_model(job, output))
-        time.sleep(rng.uniform(0.02, 0.25) * usual)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        killed += 1
-    assert killed >= 2
-    if not output.exists():
-        profile_model(job, output)
+    output, rng, killed, put = tmp_path / "killed", random.Random(7), 0, Run.put
+    while not output.exists():
+        left, saves = rng.randint(0, 2), rng.random() < 0.5
+
+        def dies(run, *part, left=left, saves=saves, seen=[]):  # noqa: B006 (of one life)
+            seen.append(part)
+            if len(seen) > left and not saves:
+                os.kill(os.getpid(), signal.SIGKILL)
+            put(run, *part)
+            if len(seen) > left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(Run, "put", dies)
+        _, status = os.waitpid(in_a_process(lambda: profile_model(job, output)), 0)
+        assert os.waitstatus_to_exitcode(status) == (0 if output.exists() else -signal.SIGKILL)
+        killed += not output.exists()
+    assert killed >= 3
     assert files(output) == files(tmp_path / "whole")
 
 
