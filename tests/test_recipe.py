@@ -16,7 +16,7 @@ def test_a_recipe_comes_back_from_its_file(tmp_path):
         "format: headwise-recipe/1\n"
         "verb: compress\n"
         "model: m\n"
-        "text: notes.txt\n"
+        "text:\n- notes.txt\n"
         "attn_params: 75%\n"
         "traffic: 80%\n"
         "batch: 16\n"

@@ -24,7 +24,7 @@ from headwise.baselines.record import ComparisonRecord, read_comparison
 from headwise.cutting.run import CutRequest, cut_model, is_cut
 from headwise.cutting.settings import CutSettings
 from headwise.data.images import Images, held_out_images, read_images
-from headwise.data.split import held_out_split
+from headwise.data.mixture import Mixture, read_mixture, text_name
 from headwise.data.text import Text, read_source
 from headwise.errors import HeadwiseError, OutputError, StoppedError
 from headwise.measure.record import VERIFY_RECORD, Verification, read_verification
@@ -119,7 +119,7 @@ def profile(
         model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
     )
     if out is not None:
-        reads = [name for name in (recipe.model, recipe.text, recipe.images) if name]
+        reads = [name for name in (recipe.model, *_text_names(recipe), recipe.images) if name]
         check_output(
             Path(out), force=force or _unfinished(Path(out), RECORD, (REPORT,)), inputs=reads
         )
@@ -239,7 +239,8 @@ def compare(
         "profile_sha256": None,
     }
     cells = ComparisonFolder(folder, CutSettings().to_dict())
-    reads = [name for name in (recipe.model, recipe.text, recipe.profile, *recipe.held_out) if name]
+    named = (recipe.model, *_text_names(recipe), recipe.profile, *recipe.held_out)
+    reads = [name for name in named if name]
     later = ("recover", "profile_sha256")
     with resume_in_place(
         folder, "compare", inputs, force=force, reads=reads, later=later, command=command
@@ -278,20 +279,19 @@ def compare(
     return record
 
 
-def _compared_texts(recipe: CompareRecipe) -> tuple[Text, list[Text]]:
+def _compared_texts(recipe: CompareRecipe) -> tuple[Mixture, list[Text]]:
     """The text to calibrate on, and those to measure on."""
-    data = read_data(recipe.text, None)
-    calibration, held_out = split_data(data, recipe.split)
-    measured = [] if held_out is None else [held_out]
-    measured += [read_source(text) for text in recipe.held_out]
+    calibration, held_out = read_mixture(recipe.text).split(recipe.split)
+    measured = [*held_out, *(read_source(text) for text in recipe.held_out)]
     if not measured:
         raise HeadwiseError("nothing is held out to measure on; give --held-out.")
-    if any(one.sha256 == calibration.sha256 for one in measured):
+    calibrated_on = {one.sha256 for one in calibration.texts}
+    if any(one.sha256 in calibrated_on for one in measured):
         raise HeadwiseError(
             "a text to measure on is the calibration text itself, which flatters every method; "
             "give text that was not calibrated on."
         )
-    return calibration, measured  # type: ignore[return-value]
+    return calibration, measured
 
 
 def _pin_profile(folder: Path, profile: Profile) -> None:
@@ -309,37 +309,45 @@ def _recoverer(
     source: Source, recipe: CompareRecipe, settings: RecoverSettings
 ) -> Callable[[Path, Path], None]:
     def recover(cut: Path, out: Path) -> None:
-        assert recipe.text is not None
-        made = recover_model(
-            cut, source, read_source(recipe.text), out, settings=settings, force=True
-        )
+        text = read_mixture(recipe.text)
+        made = recover_model(cut, source, text, out, settings=settings, force=True)
         if made.signal:
             raise StoppedError(made.signal)
 
     return recover
 
 
-def read_data(text: str | None, images: str | None) -> Text | Images:
-    """The one of a text and a set of images that was given."""
-    if text is not None and images is None:
-        return read_source(text)
-    if images is not None and text is None:
-        return read_images(images)
-    came = "neither" if text is None else "both"
-    raise HeadwiseError(
-        f"a model is measured on --text or, if it reads images, on --images, got {came}; give one "
-        "of them."
-    )
+def read_data(text: Sequence[str], images: str | None) -> Mixture | Images:
+    """The one of texts and a set of images that was given."""
+    _refuse_neither_or_both(text, images)
+    return read_mixture(text) if images is None else read_images(images)
 
 
-def split_data(data: Text | Images, share: float) -> tuple[Text | Images, Text | Images | None]:
-    """What to calibrate on, and the part that is held out for verification."""
+def measured_data(text: str | None, images: str | None) -> list[Text | Images]:
+    """The text or the images to measure on, in a list that may grow."""
+    _refuse_neither_or_both([text] if text else [], images)
+    return [read_source(text)] if text else [read_images(str(images))]
+
+
+def _refuse_neither_or_both(text: Sequence[str | Path], images: str | Path | None) -> None:
+    if bool(text) == (images is not None):
+        came = "both" if text else "neither"
+        raise HeadwiseError(
+            f"a model is measured on --text or, if it reads images, on --images, got {came}; give "
+            "one of them."
+        )
+
+
+def split_data(
+    data: Mixture | Images, share: float
+) -> tuple[Mixture | Images, tuple[Text | Images, ...]]:
+    """What to calibrate on, and what is held out of every text, or of the images."""
     if not share:
-        return data, None
-    if isinstance(data, Images):
-        return held_out_images(data, share)
-    parts = held_out_split(data.documents, share)
-    return Text(data.source, parts.train), Text(f"{data.source} (held out)", parts.held_out)
+        return data, ()
+    if isinstance(data, Mixture):
+        return data.split(share)
+    calibration, held_out = held_out_images(data, share)
+    return calibration, (held_out,)
 
 
 class _Compression:
@@ -366,8 +374,7 @@ class _Compression:
         given = None if recipe.plan is None else read_plan(recipe.plan)
         data = read_data(recipe.text, recipe.images)
         calibration, held_out = self._split(data)
-        measured: list[Text | Images] = [] if held_out is None else [held_out]
-        measured += [read_source(text) for text in recipe.held_out]
+        measured = [*held_out, *(read_source(text) for text in recipe.held_out)]
         if recipe.verify and not measured:
             raise self._nothing_held_out(data)
         source = _opened(model, tokenizer, recipe)
@@ -381,17 +388,17 @@ class _Compression:
 
     def _reads(self) -> list[str]:
         recipe = self.recipe
-        names = (recipe.model, recipe.text, recipe.images, recipe.plan, recipe.profile)
-        return [name for name in (*names, recipe.tokenizer, *recipe.held_out) if name]
+        names = (recipe.model, recipe.images, recipe.plan, recipe.profile, recipe.tokenizer)
+        return [name for name in (*names, *_text_names(recipe), *recipe.held_out) if name]
 
-    def _split(self, data: Text | Images) -> tuple[Text | Images, Text | Images | None]:
+    def _split(self, data: Mixture | Images) -> tuple[Mixture | Images, tuple[Text | Images, ...]]:
         """Nothing is held out if there is a profile already that read all of it."""
         folder = self.profile_folder
         if folder.exists() and Profile.read(folder).record.text.sha256 == data.sha256:
-            return data, None
+            return data, ()
         return split_data(data, self.recipe.split)
 
-    def _nothing_held_out(self, data: Text | Images) -> HeadwiseError:
+    def _nothing_held_out(self, data: Mixture | Images) -> HeadwiseError:
         advice = "--no-verify" if isinstance(data, Images) else "--held-out, or --no-verify"
         if self.recipe.split == 0:
             return HeadwiseError(f"nothing is held out for verification; give {advice}.")
@@ -400,7 +407,7 @@ class _Compression:
             f"verification; give {advice}."
         )
 
-    def _cut(self, source: Source, profile: Profile, plan: Plan, data: Text | Images) -> None:
+    def _cut(self, source: Source, profile: Profile, plan: Plan, data: Mixture | Images) -> None:
         recipe = self.recipe
         settings = CutSettings(refit=recipe.refit, fit=recipe.fit)
         request = CutRequest(source, profile, plan, settings, self.command)
@@ -418,7 +425,7 @@ class _Compression:
         if not is_cut(request, folder):  # a killed recovery finds its cut model finished
             cut_model(request, folder, force=self.force, progress=self.progress)
         length = profile.record.settings["length"]
-        assert isinstance(data, Text)
+        assert isinstance(data, Mixture)
         recovered = recover_model(
             folder,
             source,
@@ -464,7 +471,7 @@ class _Compression:
 def _profile_at(
     folder: Path,
     source: Source,
-    calibration: Text | Images,
+    calibration: Mixture | Images,
     recipe: CompressRecipe | CompareRecipe,
     progress: Progress,
 ) -> Profile:
@@ -484,7 +491,7 @@ def _profile_at(
 
 def _profile(
     source: Source,
-    data: Text | Images,
+    data: Mixture | Images,
     recipe: ProfileRecipe,
     folder: Path,
     processes: Accelerator | None = None,
@@ -512,6 +519,10 @@ def _profile(
 
 def _opened(model: Model, tokenizer: Any, recipe: OnDevice) -> Source:
     return open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
+
+
+def _text_names(recipe: ProfileRecipe | CompressRecipe | CompareRecipe) -> list[str]:
+    return [text_name(given) for given in recipe.text]
 
 
 def _unfinished(out: Path, record: str, last: Sequence[str]) -> bool:

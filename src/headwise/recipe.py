@@ -79,6 +79,10 @@ MODEL = "Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm."
 CUT_MODEL = "The cut model's folder."
 AGAINST = "The model it was cut from: folder, hub name, .gguf file or builtin:smollm2."
 TEXT = "file, folder, hub:owner/name or builtin:python"
+TEXTS = (
+    "file, folder, hub:owner/name, builtin:python or builtin:mixed; repeatable, with a weight if "
+    "it should not count as much as the others (0.5:code.txt)"
+)
 IMAGES = "a folder of images, or a .safetensors file with pixel_values"
 
 
@@ -138,7 +142,7 @@ class Calibrated(Recipe):
     """Options of the verbs that look at a model on text or images."""
 
     model: Name = option(..., MODEL)
-    text: Name | None = option(None, f"Text to calibrate on: {TEXT}.")
+    text: Names = option((), f"Text to calibrate on: {TEXTS}.")
     images: Name | None = option(None, f"For image models, instead of --text: {IMAGES}.")
     tokens: int = option(_P.tokens, "Tokens to calibrate on.", ge=1)
     length: int | None = option(None, f"Tokens per sequence [min({_P.length}, the context)].", ge=2)
@@ -353,7 +357,7 @@ class RecoverRecipe(Recipe):
     verb: Literal["recover"] = "recover"
     model: Name = option(..., CUT_MODEL)
     against: Name = option(..., AGAINST)
-    text: Name = option(..., f"Text to train on: {TEXT}.")
+    text: Names = option(..., f"Text to train on: {TEXTS}.", min_length=1)
     tokens: int = option(_R.tokens, "Tokens to train on.", ge=1)
     length: int = option(_R.length, "Tokens per window.", ge=2)
     batch_size: int = option(_R.batch_size, "Windows per step, over all processes.")

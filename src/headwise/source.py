@@ -32,6 +32,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from headwise.data.images import PIXELS, Images
+from headwise.data.mixture import Mixture
 from headwise.data.pixels import ImageReader, Shape
 from headwise.data.text import Text
 from headwise.data.tokens import load_tokenizer, refuse_absent_path
@@ -408,7 +409,7 @@ def processor_name(config: Any) -> str | None:
     return None if found is None else str(found)
 
 
-def refuse_other_kind(reader: Reader, given: Text | Images) -> None:
+def refuse_other_kind(reader: Reader, given: Text | Mixture | Images) -> None:
     """Raise for text that is given to a model of images, and the other way round."""
     if isinstance(reader, ImageReader) == isinstance(given, Images):
         return

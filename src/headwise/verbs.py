@@ -27,10 +27,10 @@ from headwise.pipeline import (
     CutResult,
     compare,
     compress,
+    measured_data,
     model_name,
     note_report,
     profile,
-    read_data,
     tokenizer_name,
 )
 from headwise.plan import Plan
@@ -187,7 +187,7 @@ def verify(
     )
     if out is not None:
         check_output(Path(out), force=force)
-    texts = [read_data(recipe.text, recipe.images)]
+    texts = measured_data(recipe.text, recipe.images)
     texts += [read_source(name) for name in recipe.held_out]
     settings = VerifySettings(
         window=recipe.window,

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
 from headwise.errors import HeadwiseError
-from headwise.training.batches import WindowBatches, held_out_batches
+from headwise.training.batches import WindowBatches, held_out_batches, mixed_batches
 
 
 def _batches(seed=0, n=101):
@@ -54,3 +55,23 @@ def test_short_held_out_text_is_one_short_window_or_none():
     (batch,) = held_out_batches(np.arange(3), context=5, batch_size=2, most=9)
     assert batch["input_ids"].tolist() == [[0, 1]]
     assert held_out_batches(np.arange(1), context=5, batch_size=2, most=9) == ()
+
+
+def test_several_streams_are_dealt_by_weight_and_begin_anew():
+    streams = [np.arange(1000), np.arange(5000, 5040)]
+    batches = mixed_batches(streams, [3, 1], context=8, batch_size=4, seed=1)
+    seen = [batches(step)["input_ids"] for step in range(20)]
+    for ids in seen:
+        of_second = ids[:, 0] >= 5000
+        assert of_second.sum() == 1
+        assert ((ids[:, -1] >= 5000) == of_second).all()
+    again = mixed_batches(streams, [3, 1], context=8, batch_size=4, seed=1)
+    assert torch.equal(again(17)["input_ids"], seen[17])
+    other = mixed_batches(streams, [3, 1], context=8, batch_size=4, seed=2)
+    assert not torch.equal(other(17)["input_ids"], seen[17])
+
+
+def test_one_stream_alone_is_dealt_as_ever():
+    alone = WindowBatches(np.arange(999), context=8, batch_size=4, seed=7)
+    mixed = mixed_batches([np.arange(999)], [0.3], context=8, batch_size=4, seed=7)
+    assert torch.equal(mixed(31)["input_ids"], alone(31)["input_ids"])

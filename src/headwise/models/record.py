@@ -28,6 +28,7 @@ class CalibrationRecord(Frozen):
     sha256: str
     tokens: int  # of images: the patches of all of them
     images: int | None = None  # None: it was text
+    parts_sha256: tuple[str, ...] = ()  # of each text of a mixture
 
     @property
     def kind(self) -> Literal["text", "images"]:
@@ -45,6 +46,7 @@ class RecoveryRecord(Frozen):
 
     key: str = ""
     text_sha256: str
+    parts_sha256: tuple[str, ...] = ()  # of each text of a mixture
     tokens: int
     loss: float | None = None
     held_out_loss: float | None = None
@@ -69,8 +71,10 @@ class CutRecord(Record):
     @property
     def seen(self) -> frozenset[str]:
         """The SHA-256 of every text, or set of images, that the model was made with."""
-        trained = () if self.recovery is None else (self.recovery.text_sha256,)
-        return frozenset((self.calibration.sha256, *trained))
+        seen = {self.calibration.sha256, *self.calibration.parts_sha256}
+        if self.recovery is not None:
+            seen |= {self.recovery.text_sha256, *self.recovery.parts_sha256}
+        return frozenset(seen)
 
 
 def read_cut_record(folder: Path) -> CutRecord:

@@ -48,6 +48,7 @@ class TextRecord(Frozen):
 
     source: str
     sha256: str
+    parts_sha256: tuple[str, ...] = ()  # of each text of a mixture
 
 
 class ProfileRecord(Record):
@@ -85,6 +86,7 @@ class ProfileRecord(Record):
         return CalibrationRecord(
             source=self.text.source,
             sha256=self.text.sha256,
+            parts_sha256=self.text.parts_sha256,
             tokens=self.tokens,
             images=self.sequences if self.of_images else None,
         )

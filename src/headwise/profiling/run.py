@@ -79,13 +79,16 @@ class ProfileJob:
     def inputs(self) -> dict[str, Any]:
         """Everything that decides the result, as JSON-ready data."""
         text = self.sequences
+        named: dict[str, Any] = {"source": text.source, "sha256": text.sha256}
+        if text.parts_sha256:
+            named["parts_sha256"] = list(text.parts_sha256)
         return {
             "model": self.name,
             "weights_sha256": self.weights_sha256 or weights_sha256(self.model),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": input_device(self.model).type,
             "objective": text.objective,
-            "text": {"source": text.source, "sha256": text.sha256},
+            "text": named,
             "settings": self.settings.to_dict(),
             "sequences": len(text),
             "versions": dict(versions(("headwise", "numpy", "torch", "transformers"))),

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float16, Int
 
 from headwise.data.images import PIXELS, Images
+from headwise.data.mixture import Mixture, as_mixture, token_windows
 from headwise.data.pixels import ImageReader
 from headwise.data.text import Text
-from headwise.data.tokens import token_stream
 from headwise.devices import Dtype
 from headwise.errors import HeadwiseError
 from headwise.models.build import plan_of
@@ -45,6 +45,7 @@ class Sequences:
     source: str
     sha256: str
     mask_token: int | None = None
+    parts_sha256: tuple[str, ...] = ()  # of each text, where there are several
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -99,7 +100,7 @@ def usual_length(model: HeadwisePreTrainedModel, most: int) -> int:
 def sequences(
     model: HeadwisePreTrainedModel,
     reader: Reader,
-    source: Text | Images,
+    source: Text | Mixture | Images,
     settings: ProfileSettings,
 ) -> Sequences:
     """As much of a source as `settings` ask for, as the model reads it."""
@@ -108,7 +109,7 @@ def sequences(
         assert isinstance(reader, ImageReader)
         return _images(model, reader, source, settings)
     assert not isinstance(reader, ImageReader)
-    return _text(model, reader, source, settings)
+    return _text(model, reader, as_mixture(source), settings)
 
 
 def _images(
@@ -128,7 +129,7 @@ def _images(
 def _text(
     model: HeadwisePreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    text: Text,
+    text: Mixture,
     settings: ProfileSettings,
 ) -> Sequences:
     """The text in sequences of `settings.length`; tokens short of a last one are dropped.
@@ -147,19 +148,17 @@ def _text(
     ends = sum(x is not None for x in (first, last))
     inside = settings.length - ends
     known = model.get_input_embeddings().weight.size(0)  # type: ignore[operator]
-    stream = token_stream(tokenizer, text.documents, most=settings.tokens, vocab_size=known)
-    n = len(stream) // inside
-    if n == 0:
-        raise HeadwiseError(
-            f"{text.source} has {len(stream)} tokens, but one sequence needs {inside}; give more "
-            "text or a smaller --length."
-        )
-    ids = stream[: n * inside].reshape(n, inside).astype(np.int64)
+    windows = token_windows(
+        tokenizer, text, length=inside, tokens=settings.tokens, vocab_size=known
+    )
+    ids, n = windows.astype(np.int64), len(windows)
     for token, side in ((first, 0), (last, 1)):
         if token is not None:
             column = np.full((n, 1), token)
             ids = np.hstack([ids, column] if side else [column, ids])
-    return Sequences(ids, objective, text.source, text.sha256, tokenizer.mask_token_id)
+    return Sequences(
+        ids, objective, text.source, text.sha256, tokenizer.mask_token_id, text.parts_sha256
+    )
 
 
 def weights_sha256(model: HeadwisePreTrainedModel) -> str:

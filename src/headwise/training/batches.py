@@ -13,6 +13,7 @@ numbers for the metrics, averaged like the loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from headwise.data.masking import IGNORED, Masking
+from headwise.data.mixture import deal
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -32,7 +34,12 @@ class WindowBatches:
     """Called with a step, gives its global batch: `input_ids` and the `labels` one token on."""
 
     def __init__(
-        self, tokens: Integer[np.ndarray, " n"], *, context: int, batch_size: int, seed: int
+        self,
+        tokens: Integer[np.ndarray, " n"],
+        *,
+        context: int,
+        batch_size: int,
+        seed: int | Sequence[int],
     ) -> None:
         if len(tokens) < context + 1:
             raise HeadwiseError(
@@ -40,7 +47,8 @@ class WindowBatches:
                 f"{context} + 1; give more text or a shorter --context."
             )
         self.tokens, self.context = tokens, context
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size = batch_size
+        self.seed = [seed] if isinstance(seed, int) else list(seed)
         # One window less than would fit leaves room to shift the cuts between epochs.
         self.windows = max(1, (len(tokens) - 1) // context - 1)
         self._epoch: tuple[int, Int64[np.ndarray, " windows"]] | None = None
@@ -48,7 +56,11 @@ class WindowBatches:
     def starts(self, step: int) -> Int64[np.ndarray, " batch"]:
         """Where the windows of a step begin in the stream."""
         dealt = range(step * self.batch_size, (step + 1) * self.batch_size)
-        return np.array([self._order(k // self.windows)[k % self.windows] for k in dealt])
+        return np.array([self.start(k) for k in dealt])
+
+    def start(self, k: int) -> int:
+        """Where the window dealt as number `k`, from 0, begins in the stream."""
+        return int(self._order(k // self.windows)[k % self.windows])
 
     def __call__(self, step: int) -> Batch:
         """The global batch of a step."""
@@ -56,11 +68,54 @@ class WindowBatches:
 
     def _order(self, epoch: int) -> Int64[np.ndarray, " windows"]:
         if self._epoch is None or self._epoch[0] != epoch:
-            rng = np.random.default_rng([self.seed, epoch])
+            rng = np.random.default_rng([*self.seed, epoch])
             room = len(self.tokens) - 1 - self.windows * self.context
             shift = int(rng.integers(room + 1))
             self._epoch = (epoch, shift + self.context * rng.permutation(self.windows))
         return self._epoch[1]
+
+
+class MixedBatches:
+    """Windows of several streams, dealt by their weights; a stream that is through begins anew."""
+
+    def __init__(self, streams: Sequence[WindowBatches], weights: Sequence[float]) -> None:
+        self.streams, self.weights = tuple(streams), tuple(weights)
+        self.batch_size, self.context = streams[0].batch_size, streams[0].context
+        self._dealt: Int64[np.ndarray, " windows"] = np.zeros(0, np.int64)
+
+    def __call__(self, step: int) -> Batch:
+        """The global batch of a step."""
+        import torch
+
+        first, last = step * self.batch_size, (step + 1) * self.batch_size
+        if len(self._dealt) < last:  # dealing is cheap, and its first part never changes
+            without_end = [math.inf] * len(self.streams)
+            self._dealt = deal(self.weights, without_end, 2 * last)
+        rows = []
+        for k in range(first, last):
+            stream = self.streams[self._dealt[k]]
+            place = int((self._dealt[:k] == self._dealt[k]).sum())
+            rows.append(window_batch(stream.tokens, [stream.start(place)], self.context))
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def mixed_batches(
+    streams: Sequence[Integer[np.ndarray, " n"]],
+    weights: Sequence[float],
+    *,
+    context: int,
+    batch_size: int,
+    seed: int,
+) -> WindowBatches | MixedBatches:
+    """The batches of one stream, or of several side by side."""
+    several = len(streams) > 1
+    kinds = [
+        WindowBatches(
+            stream, context=context, batch_size=batch_size, seed=[seed, i] if several else seed
+        )
+        for i, stream in enumerate(streams)
+    ]
+    return MixedBatches(kinds, weights) if several else kinds[0]
 
 
 def held_out_batches(

@@ -11,14 +11,14 @@ scratch, so a killed recovery is resumed to the same losses, and torchrun shares
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.artifacts import versions
-from headwise.data.split import held_out_split
-from headwise.data.text import Text, read_source
+from headwise.data.mixture import Mixture, as_mixture
+from headwise.data.text import Text
 from headwise.data.tokens import token_stream
 from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError
@@ -26,7 +26,7 @@ from headwise.models.record import CUT_RECORD, CutRecord, RecoveryRecord, read_c
 from headwise.records import write_record
 from headwise.runs import Run, partial_of, resume
 from headwise.source import Source, open_source
-from headwise.training.batches import Batch, Loss, WindowBatches, held_out_batches
+from headwise.training.batches import Batch, Loss, held_out_batches, mixed_batches
 from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
 from headwise.training.loop import Observer, TrainingJob, check_division, train_model
 from headwise.training.settings import RecoverSettings, TrainSettings
@@ -57,7 +57,7 @@ class RecoverResult:
 def recover(
     cut: Path | str,
     against: str | Path | PreTrainedModel | Source,
-    text: Text | str,
+    text: Mixture | Text | str | Sequence[str],
     out: Path | str,
     *,
     settings: RecoverSettings | None = None,
@@ -70,7 +70,8 @@ def recover(
     """Train the attention of a cut model on the predictions of the model it was cut from.
 
     `against` is what it was cut from: a folder, hub name, .gguf file or builtin name; `text` is a
-    file, a folder, hub:owner/name or builtin:python. A killed recovery of the same inputs is
+    file, a folder, hub:owner/name or builtin:python, or several of them, each with a weight if it
+    should not count as much as the others (0.5:code.txt). A killed recovery of the same inputs is
     resumed. `finishing` may add files to the new folder before it takes its place; `last` are
     files that the caller adds later (see `headwise.runs.resume`). Under torchrun all processes
     call this, and all get the result.
@@ -89,7 +90,7 @@ def recover(
                 record=CUT_RECORD,
                 section=SECTION,
                 force=force,
-                reads=[task.cut.name, task.against.name, task.text.source],
+                reads=[task.cut.name, task.against.name, *(t.source for t in task.text.texts)],
                 last=last,
                 command=command,
             )
@@ -125,7 +126,7 @@ class _Task:
     cut: Source
     against: Source
     record: CutRecord
-    text: Text
+    text: Mixture
     settings: TrainSettings
     inputs: Mapping[str, Any]
 
@@ -133,7 +134,7 @@ class _Task:
 def _task(
     cut: Path | str,
     against: str | Path | PreTrainedModel | Source,
-    text: Text | str,
+    text: Mixture | Text | str | Sequence[str],
     settings: RecoverSettings | None,
 ) -> _Task:
     model, teacher = open_source(cut), open_source(against)
@@ -142,37 +143,46 @@ def _task(
         came = ", ".join(model.config.architectures or ["another model"])
         raise HeadwiseError(f"{cut} must be a model that headwise cut, got {came}.")
     model.refuse_seeing_ahead("a recovery")
-    text = text if isinstance(text, Text) else read_source(text)
+    mixture = as_mixture(text)
     resolved = (settings or RecoverSettings()).on_this_machine()
     inputs = {
         "model": {"name": model.name, "sha256": model.weights_sha256},
         "against": {"name": teacher.name, "sha256": teacher.weights_sha256},
-        "text": {"source": text.source, "sha256": text.sha256},
+        "text": {"source": mixture.source, "sha256": mixture.sha256},
         "settings": resolved.to_dict(),
     }
-    return _Task(model, teacher, read_cut_record(folder), text, resolved, inputs)
+    return _Task(model, teacher, read_cut_record(folder), mixture, resolved, inputs)
 
 
 def _job(task: _Task, device: torch.device) -> TrainingJob:
     """The cut model, its teacher and the tokens, loaded."""
     settings = task.settings
     assert settings.context is not None
-    parts = held_out_split(task.text.documents, settings.split)
+    trained_on, held_out = task.text.split(settings.split)
     model: Any = task.cut.load("causal-lm", device="cpu", dtype="fp32")
     teacher: Any = task.against.load("causal-lm", device="cpu", dtype="fp32")
     tokenizer, known = task.cut.tokenizer, model.get_input_embeddings().weight.size(0)
+
+    def streams(texts: Sequence[Text], most: int) -> list[Any]:
+        return [token_stream(tokenizer, t.documents, most=most, vocab_size=known) for t in texts]
+
     most = settings.steps * settings.tokens_per_step + 2 * settings.context
-    tokens = token_stream(tokenizer, parts.train, most=most, vocab_size=known)
-    most = HELD_OUT_WINDOWS * settings.context
-    held_out = token_stream(tokenizer, parts.held_out, most=most, vocab_size=known)
+    tokens = streams(trained_on.texts, most)
+    unseen = streams(held_out, HELD_OUT_WINDOWS * settings.context // max(1, len(held_out)))
     _train_attention_only(model)
     sizes = {"context": settings.context, "batch_size": settings.batch_size}
     return TrainingJob(
         model=model,
         loss=divergence_loss(teacher.to(device).eval().requires_grad_(False)),
-        batches=WindowBatches(tokens, seed=settings.seed, **sizes),
+        batches=mixed_batches(tokens, trained_on.weights, seed=settings.seed, **sizes),
         settings=settings,
-        held_out=held_out_batches(held_out, most=settings.eval_windows, **sizes),
+        held_out=tuple(
+            batch
+            for stream in unseen
+            for batch in held_out_batches(
+                stream, most=max(1, settings.eval_windows // len(unseen)), **sizes
+            )
+        ),
     )
 
 
@@ -215,6 +225,7 @@ def _write(task: _Task, model: Any, key: str, last: StepRecord, folder: Path) ->
     recovery = RecoveryRecord(
         key=key,
         text_sha256=task.text.sha256,
+        parts_sha256=task.text.parts_sha256,
         tokens=last.tokens,
         loss=last.loss,
         held_out_loss=last.held_out_loss,
