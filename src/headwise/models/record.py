@@ -28,7 +28,7 @@ class CalibrationRecord(Frozen):
     sha256: str
     tokens: int  # of images: the patches of all of them
     images: int | None = None  # None: it was text
-    parts_sha256: tuple[str, ...] = ()  # of each text of a mixture
+    parts_sha256: tuple[str, ...] | None = None  # of each text of a mixture
 
     @property
     def kind(self) -> Literal["text", "images"]:
@@ -46,7 +46,7 @@ class RecoveryRecord(Frozen):
 
     key: str = ""
     text_sha256: str
-    parts_sha256: tuple[str, ...] = ()  # of each text of a mixture
+    parts_sha256: tuple[str, ...] | None = None  # of each text of a mixture
     tokens: int
     loss: float | None = None
     held_out_loss: float | None = None
@@ -71,9 +71,9 @@ class CutRecord(Record):
     @property
     def seen(self) -> frozenset[str]:
         """The SHA-256 of every text, or set of images, that the model was made with."""
-        seen = {self.calibration.sha256, *self.calibration.parts_sha256}
+        seen = {self.calibration.sha256, *(self.calibration.parts_sha256 or ())}
         if self.recovery is not None:
-            seen |= {self.recovery.text_sha256, *self.recovery.parts_sha256}
+            seen |= {self.recovery.text_sha256, *(self.recovery.parts_sha256 or ())}
         return frozenset(seen)
 
 

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -48,7 +49,13 @@ class TextRecord(Frozen):
 
     source: str
     sha256: str
-    parts_sha256: tuple[str, ...] = ()  # of each text of a mixture
+    parts_sha256: tuple[str, ...] | None = None  # of each text of a mixture
+
+    @model_serializer(mode="wrap")
+    def _without_parts_of_one(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A profile of one text is written as it always was."""
+        written: dict[str, Any] = write(self)
+        return {name: value for name, value in written.items() if value is not None}
 
 
 class ProfileRecord(Record):

@@ -225,7 +225,7 @@ def _write(task: _Task, model: Any, key: str, last: StepRecord, folder: Path) ->
     recovery = RecoveryRecord(
         key=key,
         text_sha256=task.text.sha256,
-        parts_sha256=task.text.parts_sha256,
+        parts_sha256=task.text.parts_sha256 or None,
         tokens=last.tokens,
         loss=last.loss,
         held_out_loss=last.held_out_loss,
