@@ -379,7 +379,14 @@ class _Compression:
             raise self._nothing_held_out(data)
         source = _opened(model, tokenizer, recipe)
         profile = _profile_at(self.profile_folder, source, calibration, recipe, self.progress)
-        plan = given or fit_plan(profile, recipe.budget, recipe.rules, recipe.policy, self.command)
+        plan = given or fit_plan(
+            profile,
+            recipe.budget,
+            recipe.rules,
+            policy=recipe.policy,
+            command=self.command,
+            targets=recipe.for_,
+        )
         self._cut(source, profile, plan, data)
         verification = self._verify(source, measured) if recipe.verify else None
         self._write_last(verification)

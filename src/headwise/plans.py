@@ -9,18 +9,21 @@ Free of torch: planning is quick and needs no model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headwise.artifacts import check_output, versions, write_text
-from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
+from headwise.errors import BudgetError, HeadwiseError, PlanError, did_you_mean, quoted
 from headwise.plan import RESOURCES, Budget, Limit, Plan, Resource
 from headwise.planning import design
 from headwise.planning.design import DesignRules, new_shape
 from headwise.planning.fit import Fit, FitProblem, least_fit
 from headwise.planning.fit import fit as fit_widths
+from headwise.planning.portable import fit_for
 from headwise.planning.rules import WidthRules
+from headwise.planning.targets import target_of
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import fit_problem
 from headwise.recipe import FitRecipe, NewPlanRecipe
@@ -63,6 +66,13 @@ def new_plan(
         identity=recipe.identity,
     )
     plan = design.new_plan(shape, recipe.budget, recipe.policy, rules)
+    for name in recipe.for_:
+        answer = target_of(name).runs(plan)
+        if not answer.yes:
+            raise PlanError(
+                f"policy {recipe.policy} makes a plan that {name} does not run: "
+                f"{answer.why_not}; --policy uniform gives all layers one width."
+            )
     origin = plan.origin.model_copy(update={"command": command, "versions": versions()})
     return _written(plan.model_copy(update={"origin": origin}), out, force)
 
@@ -96,9 +106,13 @@ def best_fit(profile: Profile | str | Path, recipe: FitRecipe, command: str = ""
         raise BudgetError("a fit needs a budget such as --attn-params 75%, or --max-loss 0.05.")
     read = read_profile(profile)
     problem = fit_problem(read, recipe.policy, recipe.rules)
-    found = (
-        fit_widths(problem, budget) if rise is None else least_fit(problem, rise, resource, budget)
-    )
+
+    def solve(one: FitProblem) -> Fit:
+        if rise is None:
+            return fit_widths(one, budget)
+        return least_fit(one, rise, resource, budget)
+
+    found = fit_for(problem, recipe.for_, solve)
     return replace(found, plan=with_origin(found.plan, read, command))
 
 
@@ -130,7 +144,12 @@ def sweep_recipe(profile: Profile | str | Path, recipe: FitRecipe, limits: str) 
     resource, budget = resource_named(recipe.resource), recipe.budget
     parts = [Limit.parse(part, f"--pareto ({resource})") for part in limits.split(",")]
     problem = fit_problem(read_profile(profile), recipe.policy, recipe.rules)
-    fits = [(one, fit_widths(problem, budget.model_copy(update={resource: one}))) for one in parts]
+
+    def at(one: Limit) -> Fit:
+        limited = budget.model_copy(update={resource: one})
+        return fit_for(problem, recipe.for_, lambda p: fit_widths(p, limited))
+
+    fits = [(one, at(one)) for one in parts]
     return Sweep(problem, resource, tuple(fits))
 
 
@@ -138,11 +157,14 @@ def fit_plan(
     profile: Profile,
     budget: Budget,
     rules: WidthRules,
+    *,
     policy: str = "sensitivity",
     command: str = "",
+    targets: Sequence[str] = (),
 ) -> Plan:
     """The fitted plan, with the command, versions and profile it came from."""
-    found = fit_widths(fit_problem(profile, policy, rules), budget)
+    problem = fit_problem(profile, policy, rules)
+    found = fit_for(problem, targets, lambda one: fit_widths(one, budget))
     return with_origin(found.plan, profile, command)
 
 

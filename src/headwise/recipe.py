@@ -73,6 +73,7 @@ LimitText = Annotated[str | None, BeforeValidator(_limit)]
 Granularity = Literal["layer", "head", "model"]
 Projection = Literal["query", "key", "value"]
 Exported = Literal["stock", "gguf", "onnx", "padded"]
+Target = Literal["stock", "gguf", "vllm", "onnx", "padded"]
 
 
 MODEL = "Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm."
@@ -177,6 +178,11 @@ class Budgets(Recipe):
     batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
     multiple_of: int = option(_W.multiple_of, "Head widths are multiples of this.", ge=1)
     min_dim: int | None = option(None, "Minimum head width [--multiple-of].", ge=1)
+
+    for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option(
+        (),
+        "Stay within what this target runs: stock, gguf, vllm, onnx or padded; repeatable.",
+    )
 
     @property
     def budget(self) -> Budget:
@@ -527,7 +533,7 @@ def _problem(error: ValidationError, kind: type[Recipe]) -> str:
 
 def _flag(name: str) -> str:
     """An option as people write it on the command line."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{name.strip('_').replace('_', '-')}"  # `for_` would be a keyword of Python
 
 
 def _unique_loader() -> Any:

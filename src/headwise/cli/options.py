@@ -131,7 +131,7 @@ def one_limit(name: str, texts: list[str]) -> str | None:
 
 def flag(name: str) -> str:
     """An option as it is written on the command line."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{name.strip('_').replace('_', '-')}"  # `for_` would be a keyword of Python
 
 
 def _parameter(name: str, field: FieldInfo, argument: str | None) -> inspect.Parameter:

@@ -15,6 +15,7 @@ from typing import Any
 from headwise.errors import HeadwiseError, quoted
 from headwise.exporting.folder import FolderExport
 from headwise.exporting.gguf_file import GGUFExport
+from headwise.exporting.onnx_graph import ONNXExport
 from headwise.exporting.parts import ExportRequest
 from headwise.exporting.record import EXPORT_RECORD, ExportRecord, ExportResult
 from headwise.progress import Progress, silent
@@ -24,6 +25,7 @@ from headwise.runs import resume
 EXPORTS: dict[str, Any] = {
     "stock": FolderExport,
     "gguf": GGUFExport,
+    "onnx": ONNXExport,
     "padded": FolderExport,
 }
 

@@ -52,11 +52,12 @@ class HeadWorth:
     free: Float[np.ndarray, " free"]
     vo: Float[np.ndarray, " vo"]
     qk_whole: bool = False
+    plane_order: tuple[int, ...] | None = None  # None: by its own worth
 
     @cached_property
     def plane_ranking(self) -> list[int]:
-        """The planes from most to least valuable."""
-        return ranking(self.planes)
+        """The planes in the order in which they are kept."""
+        return ranking(self.planes) if self.plane_order is None else list(self.plane_order)
 
     @cached_property
     def least_free(self) -> list[float]:
@@ -279,10 +280,10 @@ def width_curves(worths: Worths, rules: WidthRules) -> dict[Place, WidthCurve]:
     """One curve per part of every head, in dimensions."""
     return {
         (i, j, part): WidthCurve(
-            values=_cumulative(getattr(head, part), dims),
+            values=_cumulative(_in_order(head, part), dims),
             floor=floor,
             multiple_of=math.lcm(rules.multiple_of, dims),
-            tie=_tie(rules.granularity, i, part),
+            tie=_tie(rules, i, part),
         )
         for i, layer in enumerate(worths)
         for j, head in enumerate(layer)
@@ -305,14 +306,23 @@ def _parts(head: HeadWorth, rules: WidthRules) -> list[tuple[Part, int, int]]:
     return found
 
 
-def _tie(granularity: str, layer: int, part: Part) -> Hashable | None:
-    ties: dict[str, Hashable | None] = {"head": None, "layer": (layer, part), "model": part}
-    return ties[granularity]
+def _tie(rules: WidthRules, layer: int, part: Part) -> Hashable | None:
+    one = "width" if rules.equal_sides else part
+    ties: dict[str, Hashable | None] = {"head": None, "layer": (layer, one), "model": one}
+    return ties[rules.granularity]
+
+
+def _in_order(head: HeadWorth, part: Part) -> Float[np.ndarray, " n"]:
+    """The worths of one part in the order in which its directions are kept."""
+    worth: Float[np.ndarray, " n"] = getattr(head, part).astype(np.float64)
+    if part == "planes" and head.plane_order is not None:
+        return worth[head.plane_ranking]
+    return np.sort(worth)[::-1]
 
 
 def _cumulative(worth: Float[np.ndarray, " n"], dims: int) -> Float[np.ndarray, " options"]:
     """The value of 0, 1, … dimensions; a direction counts when its last dimension is there."""
-    values = np.array(_running_sums(np.sort(worth.astype(np.float64))[::-1]))
+    values = np.array(_running_sums(worth))
     return np.repeat(values, dims)[: dims * len(worth) + 1]
 
 

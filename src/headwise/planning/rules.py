@@ -30,6 +30,7 @@ class WidthRules:
     min_dim: int | None = None  # None: one multiple
     context: int | None = None  # for FLOPs and traffic; None: the shape's
     batch: int = 1  # for traffic
+    equal_sides: bool = False  # what is tied ties queries and keys to values, too
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:

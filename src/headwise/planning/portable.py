@@ -1,0 +1,131 @@
+"""Plans that an engine can run: what its class of model needs tied is tied before solving.
+
+    way            keys and queries                        values
+    free           as the rules say                        as the rules say
+    values only    whole, plain rotary positions           one width in the model
+    one width      the same planes for all heads           as wide as the keys
+
+A stock class has one head width. Two ways lead there, and the one that predicts the smaller loss
+within the budget is taken: cutting values only costs least while it reaches the budget; below that
+one width, with the planes that matter most to all heads together. The plan notes what the tie
+costs beside the free fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headwise.errors import BudgetError, PlanError
+from headwise.planning.fit import Fit, FitProblem, HeadWorth, Worths, ranking
+from headwise.planning.rules import WidthRules
+from headwise.planning.targets import target_of
+
+ONE_WIDTH = ("stock", "gguf")  # targets whose classes have one head width in the model
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to a plan that a target runs."""
+
+    name: str
+    rules: Callable[[WidthRules], WidthRules]
+    worths: Callable[[Worths], Worths]
+
+
+def _whole_keys(worths: Worths) -> Worths:
+    return tuple(tuple(replace(head, qk_whole=True) for head in layer) for layer in worths)
+
+
+def _common_planes(worths: Worths) -> Worths:
+    """All heads rank their planes alike: by what they are worth to all together."""
+    heads = [head for layer in worths for head in layer]
+    if len({len(head.planes) for head in heads}) > 1:
+        raise PlanError("heads with different numbers of rotary planes cannot keep the same ones.")
+    order = tuple(ranking(np.sum([head.planes for head in heads], axis=0)))
+
+    def alike(head: HeadWorth) -> HeadWorth:
+        return replace(head, plane_order=order)
+
+    return tuple(tuple(alike(head) for head in layer) for layer in worths)
+
+
+def _same(worths: Worths) -> Worths:
+    return worths
+
+
+VALUES_ONLY = Way("values only", lambda r: replace(r, granularity="model"), _whole_keys)
+WIDTH = Way(
+    "one width", lambda r: replace(r, granularity="model", equal_sides=True), _common_planes
+)
+LAYERS = Way(
+    "one width per layer",
+    lambda r: replace(r, granularity="layer" if r.granularity == "head" else r.granularity),
+    _same,
+)
+
+
+def ways_for(targets: Sequence[str]) -> tuple[Way, ...]:
+    """The ways to a plan that all targets run; none where nothing need be tied."""
+    for name in targets:
+        target_of(name)
+    if any(name in ONE_WIDTH for name in targets):
+        return VALUES_ONLY, WIDTH
+    return (LAYERS,) if "vllm" in targets else ()
+
+
+def fit_for(problem: FitProblem, targets: Sequence[str], solve: Callable[[FitProblem], Fit]) -> Fit:
+    """The best fit that every target runs; `solve` finds the best of one problem."""
+    ways = ways_for(targets)
+    if not ways:
+        return _checked(solve(problem), targets)
+    found: list[tuple[Way, Fit]] = []
+    problems: list[str] = []
+    for way in ways:
+        try:
+            found.append((way, _checked(solve(_tied(problem, way)), targets)))
+        except (BudgetError, PlanError) as error:
+            problems.append(f"{way.name}: {str(error).rstrip('.')}")
+    if not found:
+        raise BudgetError(
+            f"no plan within the budget runs in {' and '.join(targets)} ({'; '.join(problems)}); "
+            "raise the budget, or leave out --for."
+        )
+    way, best = min(found, key=lambda one: one[1].loss_increase)
+    return _noted(best, way, targets, _free_loss(problem, solve))
+
+
+def _tied(problem: FitProblem, way: Way) -> FitProblem:
+    return replace(
+        problem,
+        rules=way.rules(problem.rules),
+        sensitivity=way.worths(problem.sensitivity),
+        worth=None if problem.worth is None else way.worths(problem.worth),
+    )
+
+
+def _checked(fit: Fit, targets: Sequence[str]) -> Fit:
+    for name in targets:
+        answer = target_of(name).runs(fit.plan)
+        if not answer.yes:
+            raise PlanError(f"{name} does not run it: {answer.why_not}")
+    return fit
+
+
+def _free_loss(problem: FitProblem, solve: Callable[[FitProblem], Fit]) -> float | None:
+    try:
+        return solve(problem).loss_increase
+    except BudgetError:
+        return None
+
+
+def _noted(fit: Fit, way: Way, targets: Sequence[str], free: float | None) -> Fit:
+    beside = "" if free is None else f" instead of {free:.4g} without it"
+    note = (
+        f"tied for {' and '.join(targets)} ({way.name}): predicted loss +{fit.loss_increase:.4g}"
+        f"{beside}"
+    )
+    origin = fit.plan.origin.model_copy(update={"notes": (*fit.plan.origin.notes, note)})
+    return replace(fit, plan=fit.plan.model_copy(update={"origin": origin}))
