@@ -165,6 +165,22 @@ def test_the_light_rooms_name_nothing_heavy():
             assert not roots & set(HEAVY), name
 
 
+def classes_named_twice(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The public class names that several files define."""
+    found: dict[str, set[str]] = {}
+    for file, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(file)
+    return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def test_a_public_class_name_means_one_thing():
+    assert classes_named_twice({str(p): p.read_text() for p in SOURCE.rglob("*.py")}) == {}
+    planted = {"a.py": "class Kept: pass", "b.py": "class Kept: pass", "c.py": "class _K: pass"}
+    assert classes_named_twice(planted) == {"Kept": {"a.py", "b.py"}}
+
+
 def test_only_the_command_line_prints_or_exits():
     for path in SOURCE.rglob("*.py"):
         if room(module_name(path)) in ("cli", "__main__"):

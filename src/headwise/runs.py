@@ -42,7 +42,7 @@ from headwise.artifacts import (
     wrote,
 )
 from headwise.errors import HeadwiseError, OutputError
-from headwise.records import AnyRecord, Record, read_json, read_record, write_record
+from headwise.records import Record, read_json, read_record, write_record
 
 RUN = "run.json"
 _PARTS = "parts"
@@ -143,21 +143,6 @@ class Run:
         except (ValueError, KeyError, OSError) as error:
             raise self._damaged(name, error) from error
         return found
-
-    def record_path(self, name: str) -> Path:
-        """Where a part that is a record lies, or will."""
-        return self.folder / _PARTS / f"{name}.json"
-
-    def put_record(self, name: str, record: Record) -> None:
-        """Save a part that is a record."""
-        write_record(self.record_path(name), record)
-
-    def get_record(self, name: str, kind: type[AnyRecord]) -> AnyRecord | None:
-        """A part that is a record; None if it is not there, damaged or of another version."""
-        try:
-            return read_record(self.record_path(name), kind)
-        except HeadwiseError:
-            return None
 
     @contextlib.contextmanager
     def finish(self) -> Iterator[Path]:

@@ -190,12 +190,11 @@ def _place_projections(
 
 def _tensor_places(attention: HeadwiseAttention) -> dict[str, tuple[torch.nn.Module, str]]:
     """The module and attribute of every tensor, by its name in `Projections.tensors`."""
-    found: dict[str, Any] = {s: getattr(attention, name, None) for s, name in PROJECTIONS.items()}
     return {
-        f"{side}.{kind}": (module, kind)
-        for side, module in found.items()
+        f"{side}.{kind}": (getattr(attention, name), kind)
+        for side, name in PROJECTIONS.items()
         for kind in ("weight", "bias")
-        if getattr(module, kind, None) is not None
+        if getattr(getattr(attention, name, None), kind, None) is not None
     }
 
 

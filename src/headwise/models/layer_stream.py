@@ -170,7 +170,7 @@ class LayerStream:
             for stand_in in self._stand_ins:
                 stand_in.called = None
 
-    def _no_cache(self) -> dict[str, Any]:
+    def _no_cache(self) -> dict[str, bool]:
         return {"use_cache": False} if self.family.causal else {}
 
 

@@ -219,6 +219,6 @@ def log_y(field: str, title: str | None, ticks: int = 5) -> alt.Y:
     )
 
 
-def rows_chart(rows: Sequence[dict[str, Any]]) -> alt.Chart:
+def rows_chart(rows: Sequence[Mapping[str, object]]) -> alt.Chart:
     """A chart of rows."""
     return alt.Chart(alt.InlineData(values=list(rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import altair as alt
@@ -87,7 +88,7 @@ def spectrum_figures(profile: Profile, plan: Plan | None) -> list[Figure]:
     """Sorted sensitivities of some heads; with a plan, what it drops is grey."""
     found = []
     for side in ("query-key", "value-output"):
-        rows = _spectrum_rows(profile, plan, side)
+        rows = _spectrum(profile, plan, side)
         if not rows:
             continue
         shares = _dropped_shares(rows)
@@ -113,10 +114,21 @@ def _side(worth: HeadWorth, side: str) -> tuple[np.ndarray, ...]:
     return (worth.vo,) if side == "value-output" else (worth.planes, worth.free)
 
 
-def _spectrum_rows(profile: Profile, plan: Plan | None, side: str) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """One direction of a head group, ranked by what dropping it would cost."""
+
+    layer: int
+    head: int
+    rank: int
+    sensitivity: float
+    kept: bool
+
+
+def _spectrum(profile: Profile, plan: Plan | None, side: str) -> list[_Direction]:
     if side == "query-key" and profile.record.qk_whole:
         return []
-    found: list[dict[str, Any]] = []
+    found: list[_Direction] = []
     layers = profile.plan.layers
     for i in places(len(layers), MOST_LAYERS):
         for j in places(len(layers[i].heads), MOST_HEADS):
@@ -129,7 +141,7 @@ def _spectrum_rows(profile: Profile, plan: Plan | None, side: str) -> list[dict[
             ]
             values.sort(key=lambda pair: (-pair[0], not pair[1]))
             found += [
-                {"layer": i, "head": j, "rank": rank, "sensitivity": 0.5 * x, "kept": keeps}
+                _Direction(i, j, rank, 0.5 * x, keeps)
                 for rank, (x, keeps) in enumerate(values, start=1)
             ]
     return found
@@ -150,12 +162,12 @@ def _kept(
     )
 
 
-def _spectrum_chart(rows: list[dict[str, Any]], cut: bool) -> Any:
+def _spectrum_chart(rows: list[_Direction], cut: bool) -> Any:
     """One small panel per layer; a line changes to dashed grey where the plan cuts it."""
-    positive = [row["sensitivity"] for row in rows if row["sensitivity"] > 0]
+    positive = [row.sensitivity for row in rows if row.sensitivity > 0]
     low = max(min(positive, default=1e-9), 1e-6 * max(positive, default=1e-3))
     drawn = [
-        {**row, "sensitivity": max(row["sensitivity"], low), "panel": f"layer {row['layer']}"}
+        {**asdict(row), "sensitivity": max(row.sensitivity, low), "panel": f"layer {row.layer}"}
         for row in rows
     ]
     base = alt.Chart().encode(
@@ -186,26 +198,26 @@ def _spectrum_chart(rows: list[dict[str, Any]], cut: bool) -> Any:
     )
 
 
-def _spectrum_table(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+def _spectrum_table(rows: list[_Direction]) -> list[tuple[Any, ...]]:
+    groups: dict[tuple[int, int], list[_Direction]] = {}
     for row in rows:
-        groups.setdefault((row["layer"], row["head"]), []).append(row)
+        groups.setdefault((row.layer, row.head), []).append(row)
     return [
         (
             f"layer {i}, head group {j}",
-            sum(row["kept"] for row in own),
+            sum(row.kept for row in own),
             len(own),
-            own[0]["sensitivity"],
-            own[len(own) // 2]["sensitivity"],
-            own[-1]["sensitivity"],
+            own[0].sensitivity,
+            own[len(own) // 2].sensitivity,
+            own[-1].sensitivity,
         )
         for (i, j), own in groups.items()
     ]
 
 
-def _dropped_shares(rows: list[dict[str, Any]]) -> float:
-    total = sum(row["sensitivity"] for row in rows)
-    gone = sum(row["sensitivity"] for row in rows if not row["kept"])
+def _dropped_shares(rows: list[_Direction]) -> float:
+    total = sum(row.sensitivity for row in rows)
+    gone = sum(row.sensitivity for row in rows if not row.kept)
     return gone / total if total else 0.0
 
 
@@ -285,7 +297,7 @@ def saturation_figure(profile: Profile) -> Figure | None:
     if not all(profile.has(i, "jacobian_norm") for i in range(n)):
         return None
     norms = [[float(x.mean()) for x in profile.get(i, "jacobian_norm")] for i in range(n)]
-    rows: list[dict[str, Any]] = [
+    rows = [
         {"layer": i, "tokens": length, "norm": x}
         for i, layer in enumerate(norms)
         for length, x in zip(lengths, layer, strict=False)

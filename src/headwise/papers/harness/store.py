@@ -19,9 +19,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from headwise.errors import HeadwiseError, OutputError
 from headwise.papers.harness.claim import Claim, ReproduceError, Size, Trial, TrialResult
@@ -51,11 +51,11 @@ class TrialLine(Record):
     claim_version: int
     name: str
     seed: int
-    parameters: dict[str, Any]
+    parameters: dict[str, JsonValue]
     seconds: float = Field(ge=0)
     versions: dict[str, str]
     cores: int
-    values: dict[str, Any] | None = None
+    values: dict[str, JsonValue] | None = None
     error: str | None = None
     trace: tuple[str, ...] = ()
     unavailable: bool = False
