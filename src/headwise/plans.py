@@ -28,6 +28,7 @@ from headwise.profiling.format import Profile
 from headwise.profiling.worth import fit_problem
 from headwise.recipe import FitRecipe, NewPlanRecipe
 from headwise.records import read_file
+from headwise.theory.estimators import Spectrum, lag_kernel, read_vectors, token_spectrum
 
 
 def new_plan(
@@ -57,12 +58,14 @@ def new_plan(
         ffn_dim=recipe.ffn_dim,
         vocab_size=recipe.vocab_size,
     )
+    tokens, kernel = _tokens(recipe)
     rules = DesignRules(
         multiple_of=recipe.multiple_of,
         min_dim=recipe.min_dim,
         batch=recipe.batch,
-        token_dim=recipe.token_dim,
-        kernel=recipe.kernel,
+        token_dim=tokens,
+        kernel=kernel,
+        score_bound=recipe.score_bound,
         identity=recipe.identity,
     )
     plan = design.new_plan(shape, recipe.budget, recipe.policy, rules)
@@ -75,6 +78,23 @@ def new_plan(
             )
     origin = plan.origin.model_copy(update={"command": command, "versions": versions()})
     return _written(plan.model_copy(update={"origin": origin}), out, force)
+
+
+def _tokens(recipe: NewPlanRecipe) -> tuple[int | Spectrum | None, tuple[float, ...]]:
+    """What the theory is told about tokens: their width or spectrum, and the weight of each lag."""
+    told = {name: getattr(recipe, name) for name in ("token_dim", "vectors", "kernel")}
+    given = [f"--{name.replace('_', '-')}" for name, value in told.items() if value is not None]
+    if recipe.policy != "theory" and given:
+        raise HeadwiseError(
+            f"{given[0]} is for --policy theory, got {quoted(recipe.policy)}; leave it out or "
+            "change the policy."
+        )
+    if recipe.vectors is None:
+        return recipe.token_dim, recipe.kernel or (1.0,)
+    if recipe.token_dim is not None:
+        raise HeadwiseError("--token-dim assumes what --vectors measures; give only one of them.")
+    rows = read_vectors(Path(recipe.vectors))
+    return token_spectrum(rows), recipe.kernel or lag_kernel(rows, None, recipe.lags).weights
 
 
 def fit(

@@ -216,16 +216,25 @@ class NewPlanRecipe(Budgets):
     d_model: int = option(..., "Model width.")
     heads: int = option(..., "Query heads per layer of the uniform model.")
     context: int = option(..., "Context length in tokens.")
-    policy: str = option("theory", "theory, uniform or more-heads-late.")
+    policy: str = option(
+        "uniform",
+        "uniform, or a hypothesis: narrower-late, more-heads-late, early-many-late-few, "
+        "early-few-late-many, theory (what speaks for each: docs/planner.md).",
+    )
     kv_heads: int | None = option(None, "Key/value heads [--heads].")
     head_dim: int | None = option(None, "Head width of the uniform model [--d-model ÷ --heads].")
     family: str = option("llama", "Model family around the attention.")
     ffn_dim: int | None = option(None, "MLP width [the family's].")
     vocab_size: int | None = option(None, "Vocabulary size [the family's].")
-    token_dim: int | None = option(
-        None, "theory: dimensions that token vectors fill [the head width]."
+    token_dim: int | None = option(None, "theory: dimensions that token vectors fill, assumed.")
+    vectors: Name | None = option(
+        None, "theory: token vectors (.npy, tokens × width) to measure it on."
     )
-    kernel: Numbers = option((1.0,), "theory: weight of each lag, such as 1,0.5,0.25.")
+    kernel: Numbers | None = option(
+        None, "theory: weight of each lag, such as 1,0.5,0.25 [measured on --vectors, else 1]."
+    )
+    lags: int = option(4, "theory: lags to measure on --vectors.", ge=1)
+    score_bound: float = option(2.0, "theory: largest absolute score, for saturation.", ge=0)
     identity: Annotated[tuple[Projection, ...], BeforeValidator(_names)] = option(
         (), "A projection to replace by the identity: query, key or value; repeatable."
     )

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from headwise.plan import Plan
@@ -15,19 +16,22 @@ def test_a_plan_is_written_shown_and_counted(headwise, tmp_path):
     plan = Plan.from_json(path.read_text())
     assert plan.origin.command.startswith("headwise plan new --layers 12")
     assert dict(plan.origin.versions).keys() >= {"headwise", "python", "numpy"}
-    assert plan.origin.policy == "theory"
+    assert plan.origin.policy == "uniform"
     shown = headwise("plan", "show", path)
-    assert "12 × 64/64" in shown.out
+    assert "12 × 32/32" in shown.out
     assert "50.0%" in shown.out
     counted = json.loads(headwise("plan", "cost", path, "--json").out)
     assert counted["share"]["kv_bytes"] == 0.5
     assert counted["cost"]["kv_bytes"] == 18_432
 
 
-@pytest.mark.parametrize("policy", ["theory", "uniform", "more-heads-late"])
+@pytest.mark.parametrize(
+    "policy", ["theory --token-dim 32", "uniform", "more-heads-late", "early-few-late-many"]
+)
 def test_json_is_one_document(headwise, policy):
-    result = headwise(*NEW, "--attn-params", "75%", "--policy", policy, "--json")
+    result = headwise(*NEW, "--attn-params", "75%", "--policy", *policy.split(), "--json")
     document = json.loads(result.out)
+    policy = policy.split()[0]
     assert document["share"]["attn_params"] <= 0.75
     assert Plan.from_dict(document["plan"]).origin.policy == policy
 
@@ -53,8 +57,16 @@ def test_context_changes_flops_only(headwise, tmp_path):
         ("--family gtp2", "Did you mean 'gpt2'?"),
         ("--identity querry", "must be 'query', 'key' or 'value', got 'querry'"),
         ("--kv-heads 5", "kv-heads must divide the number of heads 12, got 5"),
-        ("--token-dim 0", "token"),
-        ("--kernel a,b", "expected numbers separated by commas"),
+        ("--token-dim 8", "--token-dim is for --policy theory, got 'uniform'"),
+        ("--policy theory", "theory needs the width that tokens fill"),
+        ("--policy theory --token-dim 0", "token"),
+        ("--policy theory --vectors none.npy", "none.npy must be a .npy file"),
+        ("--policy theory --vectors none.npy --token-dim 8", "give only one of them"),
+        ("--family vit --context 1024", "context of a vit model must be a square and 1"),
+        (
+            "--policy theory --token-dim 8 --kernel a,b",
+            "expected numbers separated by commas",
+        ),
         ("--ffn-dim -3", "ffn_dim"),
         ("--multiple-of 0", "--multiple-of must be at least 1"),
         ("--min-dim 9999", "must be at most the head width 64, got 9999"),
@@ -176,3 +188,17 @@ def test_an_unwritable_place_is_one_sentence(headwise, tmp_path):
     result = headwise(*NEW, "-o", tmp_path / "file" / "plan.json")
     assert result.code == 2
     assert result.err.count("\n") == 1
+
+
+def test_the_theory_measures_tokens_and_lags(headwise, tmp_path):
+    rng = np.random.default_rng(3)
+    tokens = rng.standard_normal((4000, 11)).astype(np.float32)
+    tokens[2:] += tokens[:-2]  # the next token depends on the one before this
+    np.save(tmp_path / "tokens.npy", tokens)
+    words = (*NEW, "--policy", "theory", "--vectors", tmp_path / "tokens.npy", "--json")
+    plan = Plan.from_dict(json.loads(headwise(*words, "--lags", "2").out)["plan"])
+    assert {h.qk_dim for h in plan.layers[0].heads} == {16}  # the first multiple of 8 that holds 11
+    assert "at the corner" in plan.origin.notes[0]
+    assert "is a hypothesis" in plan.origin.notes[-1]
+    assumed = headwise(*words, "--kernel", "1,1")
+    assert "heads" in assumed.out

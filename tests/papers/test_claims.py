@@ -165,6 +165,11 @@ def test_exact_claims_fail_when_their_numbers_are_off():
 
     assert broken("single-is-tied-multi", untied).verdict == "does not hold"
 
+    def narrow_is_enough(trial, values):
+        values["narrow"] = 1e-16
+
+    assert broken("single-is-tied-multi", narrow_is_enough).verdict == "does not hold"
+
     def moved(trial, values):
         values["curves"][2]["best_heads"] = 7
 

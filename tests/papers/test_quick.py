@@ -273,6 +273,10 @@ FACTS = {
         plans_have_equal_parameters_and_learn,
         plant("flops_per_step", 1.0, policy="theory"),
     ),
+    "planned-classification": (
+        plans_have_equal_parameters_and_learn,
+        plant("flops_per_step", 1.0, policy="theory"),
+    ),
     "adaptive": (every_plan_learns_text_and_four_grams, plant("loss", 1.0, condition="4-gram")),
     "robustness": (more_noise_hurts_more_at_equal_parameters, less_harm_from_more_noise),
     "single-is-tied-multi": (verdict_is("single-is-tied-multi"), plant("tied", 1e-6)),

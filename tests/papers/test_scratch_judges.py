@@ -82,7 +82,7 @@ def test_planned_against_uniform(values, verdict):
     results = _results(planned_vs_uniform.CLAIM, values)
     finding = planned_vs_uniform.judge(results)
     assert finding.verdict == verdict
-    assert len(finding.table.rows) == 3 * 6
+    assert len(finding.table.rows) == 2 * 6
     assert planned_vs_uniform.figure(results).to_dict()
 
 

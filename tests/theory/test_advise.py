@@ -48,6 +48,9 @@ def test_a_large_model_by_hand() -> None:
     }
     assert "8192 tokens of width 4096 cannot be independent" in theory.why
     assert dict(seen["freedom"].numbers)["weights"] == 4 * 4096**2
+    # One W_Q and W_K for all heads, and all of W_V and W_O.
+    assert dict(seen["freedom"].numbers)["weights_if_tied"] == 2 * 4096 * 128 + 2 * 4096**2
+    assert "one head, 128 wide in its scores and 4096 in its values" in seen["freedom"].why
 
 
 def test_a_short_context_is_ok_on_both_floors() -> None:

@@ -1,5 +1,6 @@
 """The minimiser against every possible allocation of small widths."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwise.errors import TheoryError
 from headwise.theory.allocation import MAX_WIDTH, allocate
-from headwise.theory.bounds import error_bound
+from headwise.theory.bounds import HeadGroup, error_bound
 from headwise.theory.estimators import Spectrum
 
 
@@ -200,3 +201,34 @@ def test_large_problems_are_solved():
 def test_bad_input_is_refused_in_a_sentence(arguments, words):
     with pytest.raises(TheoryError, match=words):
         allocate(*arguments)
+
+
+def test_the_corner_beats_zero_from_twice_the_token_width_on_if_the_first_lag_counts():
+    for width in (16, 17, 40):
+        assert not allocate(width, 8, (1.0,)).vacuous
+    assert allocate(15, 8, (1.0,)).bound > allocate(16, 8, (1.0,)).bound
+    # A lag of weight 0 before it takes a head of width 1, so one more is needed.
+    assert allocate(16, 8, (0.0, 1.0)).vacuous
+    assert not allocate(17, 8, (0.0, 1.0)).vacuous
+    assert allocate(17, 8, (0.0, 0.0, 1.0)).vacuous
+    assert not allocate(18, 8, (0.0, 0.0, 1.0)).vacuous
+
+
+def test_multiples_restrict_the_candidates_and_nothing_else():
+    kernel = (1.0, 0.5, 0.25)
+    free = allocate(64, 8, kernel)
+    assert allocate(64, 8, kernel, heads_multiple=1, dims_multiple=1) == free
+    for heads, dims in ((2, 1), (1, 4), (4, 2)):
+        found = allocate(64, 8, kernel, heads_multiple=heads, dims_multiple=dims)
+        assert all(g.heads % heads == 0 and g.head_dim % dims == 0 for g in found.groups)
+        assert found.bound >= free.bound
+    pairs_allowed = [(h, d) for d in (2, 4, 6, 8) for h in range(4, 32 // d + 1, 4)]
+    best = min(
+        error_bound([HeadGroup(m + 1, *pair) for m, pair in enumerate(groups)], kernel, 8).total
+        for n in (1, 2, 3)
+        for groups in itertools.product(pairs_allowed, repeat=n)
+        if sum(h * d for h, d in groups) <= 32
+    )
+    assert allocate(32, 8, kernel, heads_multiple=4, dims_multiple=2).bound == pytest.approx(best)
+    with pytest.raises(TheoryError, match="at least 32 is needed for 4 heads of width 8"):
+        allocate(31, 8, kernel, heads_multiple=4, dims_multiple=8)

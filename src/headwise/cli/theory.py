@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from headwise.cli.console import draw, show, table
@@ -15,7 +14,7 @@ from headwise.errors import HeadwiseError
 from headwise.theory.advise import advise as views_on
 from headwise.theory.allocation import allocate as best_allocation
 from headwise.theory.bounds import bound_curve
-from headwise.theory.estimators import Spectrum, token_spectrum
+from headwise.theory.estimators import Spectrum, read_vectors, token_spectrum
 
 MAX_COUNTS = 10_000
 
@@ -175,18 +174,4 @@ def _tokens(token_dim: int | None, vectors: Path | None) -> int | Spectrum:
     if vectors is None:
         assert token_dim is not None
         return token_dim
-    try:
-        rows = np.load(vectors, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise HeadwiseError(
-            f"{vectors} must be a .npy file of numbers (tokens × width), but {error}; check it."
-        ) from error
-    if not isinstance(rows, np.ndarray):
-        rows.close()
-        raise HeadwiseError(f"{vectors} must be a .npy file with one matrix, not an archive.")
-    if rows.ndim != 2 or rows.dtype.kind != "f":
-        raise HeadwiseError(
-            f"{vectors} must hold a matrix of floats (tokens × width), got {rows.dtype} of shape "
-            f"{rows.shape}; reshape or convert it."
-        )
-    return token_spectrum(rows)
+    return token_spectrum(read_vectors(vectors))

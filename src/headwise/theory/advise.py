@@ -62,7 +62,8 @@ def advise(
 
 def _freedom(case: _Case) -> View:
     free = 4 * case.d_model * case.heads * case.head_dim
-    tied = free // case.heads
+    # Tied attention weights: one W_Q and W_K, all of W_V and W_O.
+    tied = 2 * case.d_model * case.head_dim * (1 + case.heads)
     numbers = (("heads", case.heads), ("weights", free), ("weights_if_tied", tied))
     if case.heads == 1:
         why = (
@@ -70,8 +71,10 @@ def _freedom(case: _Case) -> View:
         )
         return View("freedom", numbers, Verdict.DOES_NOT_APPLY, why)
     why = (
-        f"Tying {case.heads} heads leaves one head's {tied:,} of {free:,} weights, so more heads "
-        "of one width only add freedom; the view names no number at which training becomes hard."
+        f"Tying the attention weights of {case.heads} heads leaves exactly one head, "
+        f"{case.head_dim} wide in its scores and {case.heads * case.head_dim} in its values "
+        f"({tied:,} of {free:,} weights), so more heads only add freedom; the view names no number "
+        "at which training becomes hard."
     )
     return View("freedom", numbers, Verdict.NO_THRESHOLD, why)
 

@@ -79,6 +79,8 @@ def allocate(
     kernel: Sequence[float | int] | np.ndarray,
     *,
     eps: float | int = 0.0,
+    heads_multiple: int = 1,
+    dims_multiple: int = 1,
 ) -> Allocation:
     """The M >= 1, H_m and d_m (whole numbers) of least bound with sum H_m·d_m <= width.
 
@@ -89,6 +91,10 @@ def allocate(
     less can be exchanged for the other in any solution; (4) errors are never negative, so once
     the lags 1..M alone cost more than a known solution, no longer prefix can win. Sums are in
     float64: solutions closer than rounding count as equal only if they round equally.
+
+    ``heads_multiple`` and ``dims_multiple`` allow only multiples of them, for heads that share
+    their keys and values in groups, and for widths that a model can have; the optimum is the best
+    of what is left.
 
     Of equal bounds the one with more slack is taken, then the one with fewer lags; then the later
     lags spend least, and a group has fewer, wider heads.
@@ -102,13 +108,20 @@ def allocate(
         )
     weights = kernel_weights(kernel)
     spectrum = as_spectrum(token_dim)
-    choices = _choices(width, spectrum, 1.0 + checked_eps(eps))
+    for name, step in (("heads_multiple", heads_multiple), ("dims_multiple", dims_multiple)):
+        checked_count(name, step)
+    if heads_multiple * dims_multiple > width:
+        raise TheoryError(
+            f"A width of at least {heads_multiple * dims_multiple} is needed for {heads_multiple} "
+            f"heads of width {dims_multiple}; got {width}; widen the layer or lower the multiples."
+        )
+    choices = _choices(width, spectrum, 1.0 + checked_eps(eps), heads_multiple, dims_multiple)
 
     best = np.full(width + 1, np.inf)  # best[s]: error of the lags so far, spending exactly s
     best[0] = 0.0
     history = [best]
     winner = (np.inf, 0, 0)  # bound, spent, lags
-    for lag in range(1, min(len(weights), width) + 1):
+    for lag in range(1, min(len(weights), width // int(choices.spends[0])) + 1):
         best = _with_lag(best, *_edges(choices, weights[lag - 1], lag))
         history.append(best)
         spent = int(best.argmin())
@@ -121,19 +134,24 @@ def allocate(
         error=error_bound(groups, weights, spectrum, eps=eps),
         slack=width - winner[1],
         on_corner=all(
-            group.head_dim == spectrum.rank
+            spectrum.rank <= group.head_dim < spectrum.rank + dims_multiple
             for group, weight in zip(groups, weights, strict=False)
             if weight > 0
         ),
     )
 
 
-def _choices(width: int, spectrum: Spectrum, distortion: float) -> _Choices:
+def _choices(
+    width: int, spectrum: Spectrum, distortion: float, heads_multiple: int, dims_multiple: int
+) -> _Choices:
     """Every group that fits, listed once; lags differ only in how they weigh its two errors."""
-    widest = min(width, spectrum.rank)
-    all_dims = np.arange(1, widest + 1)
-    dims = np.repeat(all_dims, width // all_dims)
-    heads = np.concatenate([np.arange(1, width // dim + 1) for dim in all_dims])
+    # Up to the first allowed width that loses nothing.
+    enough = -(-spectrum.rank // dims_multiple) * dims_multiple
+    widest = min(width // heads_multiple, enough)
+    all_dims = np.arange(dims_multiple, widest + 1, dims_multiple)
+    counts = width // (heads_multiple * all_dims)
+    dims = np.repeat(all_dims, counts)
+    heads = heads_multiple * np.concatenate([np.arange(1, n + 1) for n in counts.tolist()])
     order = np.lexsort((heads, heads * dims))
     heads, dims = heads[order], dims[order]
     spends, starts = np.unique(heads * dims, return_index=True)

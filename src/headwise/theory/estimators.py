@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -77,6 +78,25 @@ class LagKernel:
     def weights(self) -> tuple[float, ...]:
         """The products ||rho_m||·B that the bound takes as its kernel."""
         return tuple(norm * self.radius for norm in self.norms)
+
+
+def read_vectors(path: Path) -> Float[np.ndarray, "tokens token_dim"]:
+    """The token vectors in a .npy file."""
+    try:
+        rows = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise TheoryError(
+            f"{path} must be a .npy file of numbers (tokens × width), but {error}; check it."
+        ) from error
+    if not isinstance(rows, np.ndarray):
+        rows.close()
+        raise TheoryError(f"{path} must be a .npy file with one matrix, not an archive.")
+    if rows.ndim != 2 or rows.dtype.kind != "f":
+        raise TheoryError(
+            f"{path} must hold a matrix of floats (tokens × width), got {rows.dtype} of shape "
+            f"{rows.shape}; reshape or convert it."
+        )
+    return rows
 
 
 def token_spectrum(X: Float[np.ndarray, "tokens token_dim"]) -> Spectrum:

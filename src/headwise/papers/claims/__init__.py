@@ -20,6 +20,7 @@ PLACES = (
     "allocation.student_head:CLAIM",
     "allocation.later_layers:CLAIM",
     "allocation.planned_vs_uniform:CLAIM",
+    "allocation.planned_vs_uniform:CLASSIFICATION",
     "allocation.adaptive:CLAIM",
     "allocation.robustness:CLAIM",
     "head_counts.tied_heads:CLAIM",

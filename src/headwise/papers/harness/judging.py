@@ -207,16 +207,17 @@ def answer(gap: Difference, negligible: float) -> Answer:
 
 
 def verdict(answers: Sequence[Answer]) -> Verdict:
-    """Holds: all yes. In part: some yes. Does not hold: none yes, and at least half are no.
+    """What the answers say of a claim, whichever way those that are open would turn out.
 
-    Otherwise the runs at hand cannot decide.
+    Each question is a part of the claim that would be something by itself. Holds: all yes. In
+    part: some yes. Does not hold: all no. Otherwise the runs at hand cannot decide: an open
+    question could still be answered yes, and then the claim would hold in part.
     """
     if all(a == "yes" for a in answers):
         return "holds"
     if "yes" in answers:
         return "holds in part"
-    decided = answers.count("no") >= answers.count("open")
-    return "does not hold" if decided else "cannot be tested here"
+    return "does not hold" if "open" not in answers else "cannot be tested here"
 
 
 def kindest(verdicts: Iterable[Verdict]) -> Verdict:

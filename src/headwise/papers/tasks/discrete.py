@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from headwise.errors import did_you_mean
@@ -191,11 +191,40 @@ class SequenceClassification(SyntheticTask):
     def sample(self, n: int, seed: int | torch.Generator = 0) -> TaskBatch:
         """`n` sequences with fresh label noise; only the last position is scored."""
         generator = generator_of(seed)
+        inputs, clean = self._sequences(n, generator)
+        flips = torch.rand(n, generator=generator, dtype=torch.float64) < self.noise
+        return last_scored(inputs, clean ^ flips.long())
+
+    def scored_sample(self, n: int, seed: int | torch.Generator = 0) -> TaskBatch:
+        """`n` sequences with the labels of the rule itself.
+
+        A finite sample of noisy labels has more or fewer flips than it should, and every predictor
+        that knows the rule scores that excess; the loss could even fall below the optimum.
+        """
+        return last_scored(*self._sequences(n, generator_of(seed)))
+
+    def expected_loss(
+        self, outputs: Float[Tensor, "batch length outputs"], batch: TaskBatch
+    ) -> Float[Tensor, ""]:
+        """The cross-entropy in expectation over the flips; never below `optimum_loss`."""
+        flipped = dataclasses.replace(batch, targets=1 - batch.targets)
+        right, wrong = self.loss(outputs, batch), self.loss(outputs, flipped)
+        return (1 - self.noise) * right + self.noise * wrong
+
+    def expected_metric(
+        self, outputs: Float[Tensor, "batch length outputs"], batch: TaskBatch
+    ) -> float:
+        """The accuracy in expectation over the flips; never above `optimum`."""
+        right = self.metric(outputs, batch)
+        return (1 - self.noise) * right + self.noise * (1 - right)
+
+    def _sequences(
+        self, n: int, generator: torch.Generator
+    ) -> tuple[Int[Tensor, "batch length"], Int[Tensor, " batch"]]:
         places = distinct_tokens(n, self.length, self.marks, generator).sort(dim=-1).values
         bits = torch.randint(2, (n, self.marks), generator=generator)
         fillers = torch.randint(2, self.vocab_size, (n, self.length), generator=generator)
-        flips = (torch.rand(n, generator=generator, dtype=torch.float64) < self.noise).long()
-        return last_scored(fillers.scatter(1, places, bits), self._clean(bits) ^ flips)
+        return fillers.scatter(1, places, bits), self._clean(bits)
 
     @property
     def optimum(self) -> float:

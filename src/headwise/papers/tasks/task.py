@@ -68,6 +68,10 @@ class SyntheticTask(ABC):
     def sample(self, n: int, seed: int | torch.Generator = 0) -> TaskBatch:
         """`n` sequences; the same seed gives the same sequences."""
 
+    def scored_sample(self, n: int, seed: int | torch.Generator = 0) -> TaskBatch:
+        """`n` sequences to score on; the labels of a noisy task are without their noise."""
+        return self.sample(n, seed)
+
     @property
     def optimum(self) -> float:
         """The metric of the best predictor there is."""
@@ -96,6 +100,18 @@ class SyntheticTask(ABC):
         if self.regression:
             return functional.mse_loss(kept, wanted)
         return functional.cross_entropy(kept, wanted)
+
+    def expected_loss(
+        self, outputs: Float[Tensor, "batch length outputs"], batch: TaskBatch
+    ) -> Float[Tensor, ""]:
+        """The loss on a scored sample, in expectation over the noise of its labels."""
+        return self.loss(outputs, batch)
+
+    def expected_metric(
+        self, outputs: Float[Tensor, "batch length outputs"], batch: TaskBatch
+    ) -> float:
+        """The metric on a scored sample, in expectation likewise."""
+        return self.metric(outputs, batch)
 
     def metric(self, outputs: Float[Tensor, "batch length outputs"], batch: TaskBatch) -> float:
         """Mean squared error per coordinate, or accuracy, over scored positions."""

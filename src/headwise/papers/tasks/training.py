@@ -113,9 +113,10 @@ def _held_out_score(model: nn.Module, task: SyntheticTask, sequences: int) -> Ta
     parts: list[TaskScore] = []
     with torch.no_grad():
         for _ in range(max(1, sequences // 128)):
-            batch = task.sample(min(sequences, 128), generator)
+            batch = task.scored_sample(min(sequences, 128), generator)
             outputs = model(batch.inputs)
-            parts.append(TaskScore(task.metric(outputs, batch), float(task.loss(outputs, batch))))
+            loss = float(task.expected_loss(outputs, batch))
+            parts.append(TaskScore(task.expected_metric(outputs, batch), loss))
     return TaskScore(
         sum(part.metric for part in parts) / len(parts),
         sum(part.loss for part in parts) / len(parts),
@@ -275,10 +276,12 @@ def train_on_task(model: nn.Module, task: SyntheticTask, course: Course, seed: i
 
     def loss(model: nn.Module, batch: Batch, /) -> tuple[Tensor, Mapping[str, Tensor]]:
         sequences = TaskBatch(**batch)
-        return task.loss(model(sequences.inputs), sequences), {}
+        # What is not trained on comes without the noise of its labels.
+        score = task.loss if model.training else task.expected_loss
+        return score(model(sequences.inputs), sequences), {}
 
     assert course.steps <= SEED_STRIDE
-    scored = _as_dict(task.sample(course.scored, HELD_OUT_SEED))
+    scored = _as_dict(task.scored_sample(course.scored, HELD_OUT_SEED))
     return _train(model, (loss, batches, (scored,)), course, seed)
 
 

@@ -67,6 +67,8 @@ PLANS: dict[Size, dict[str, list[list[int]]]] = {
     },
 }
 D_MODEL: dict[Size, int] = {"quick": 32, "full": 64}
+# Scored by the rule itself, in expectation over its noise; named, since it decides the numbers.
+_LABELS = {"kind": "classification", "scored_by": "rule"}
 _TEXT: dict[Size, dict[str, Any]] = {
     "quick": {"kind": "text", "characters": 150_000, "vocab_size": 300},
     "full": {"kind": "text", "characters": 8_000_000, "vocab_size": 1024},
@@ -76,7 +78,7 @@ CONDITIONS: dict[Size, dict[str, dict[str, Any]]] = {
         "text, 8 tokens": {**_TEXT["quick"], "context": 8},
         "text, 32 tokens": {**_TEXT["quick"], "context": 32},
         "4-gram": {"kind": "4-gram", "length": 8},
-        "classification": {"kind": "classification", "length": 16, "vocab_size": 8, "marks": 3},
+        "classification": {**_LABELS, "length": 16, "vocab_size": 8, "marks": 3},
     },
     "full": {
         "text, 16 tokens": {**_TEXT["full"], "context": 16},
@@ -84,7 +86,7 @@ CONDITIONS: dict[Size, dict[str, dict[str, Any]]] = {
         "induction, 15 tokens": {"kind": "induction", "length": 15, "vocab_size": 64, "prefix": 8},
         "induction, 63 tokens": {"kind": "induction", "length": 63, "vocab_size": 64, "prefix": 32},
         "4-gram": {"kind": "4-gram", "length": 32},
-        "classification": {"kind": "classification", "length": 64, "vocab_size": 16, "marks": 5},
+        "classification": {**_LABELS, "length": 64, "vocab_size": 16, "marks": 5},
     },
 }
 TOKENS_PER_STEP: dict[Size, int] = {"quick": 128, "full": 1024}
@@ -135,7 +137,7 @@ def condition_task(data: Mapping[str, Any], seed: int) -> SyntheticTask:
     from headwise.papers.tasks.discrete import InductionHead, SequenceClassification
     from headwise.papers.tasks.ngram import NGram
 
-    sizes = {name: value for name, value in data.items() if name != "kind"}
+    sizes = {name: value for name, value in data.items() if name not in ("kind", "scored_by")}
     if data["kind"] == "4-gram":
         return NGram.random(4, 8, sizes["length"], seed=seed)
     if data["kind"] == "induction":

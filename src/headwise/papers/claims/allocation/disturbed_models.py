@@ -43,7 +43,7 @@ from headwise.planning.fit import fit
 from headwise.planning.rules import WidthRules
 from headwise.profiling.worth import fit_problem
 
-POLICIES = {"uniform": "uniform", "planned": "theory"}
+POLICIES = {"uniform": "uniform", "planned": "narrower-late"}
 NOISE = (0.05, 0.2)
 PROSE = 450_000  # characters at the beginning of the built-in text that are documentation
 LONG_LINE = 40  # characters: two texts with such a line in common have more in common
