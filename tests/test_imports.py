@@ -37,6 +37,7 @@ ROOMS = (
     "recipe",
     "plans",
     "pipeline",
+    "designing",
     "verbs",
     "papers",
     "cli",

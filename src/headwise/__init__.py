@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from headwise.models import registration
 
 if TYPE_CHECKING:
+    from headwise.designing import DesignResult as DesignResult
+    from headwise.designing import design as design
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.exporting.record import ExportResult as ExportResult
     from headwise.measure.evaluation import Evaluation as Evaluation
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 
 # The public names of each module.
 _NAMES = {
+    "headwise.designing": "DesignResult design",
     "headwise.errors": "HeadwiseError",
     "headwise.exporting.record": "ExportResult",
     "headwise.measure.evaluation": "Evaluation",

@@ -18,7 +18,7 @@ from headwise.artifacts import check_output, versions, write_text
 from headwise.errors import BudgetError, HeadwiseError, PlanError, did_you_mean, quoted
 from headwise.plan import RESOURCES, Budget, Limit, Plan, Resource
 from headwise.planning import design
-from headwise.planning.design import DesignRules, new_shape
+from headwise.planning.design import DesignRules
 from headwise.planning.fit import Fit, FitProblem, least_fit
 from headwise.planning.fit import fit as fit_widths
 from headwise.planning.portable import fit_for
@@ -47,17 +47,7 @@ def new_plan(
     """
     recipe = NewPlanRecipe.of(**options)
     _check(out, force)
-    shape = new_shape(
-        n_layers=recipe.layers,
-        d_model=recipe.d_model,
-        n_heads=recipe.heads,
-        context=recipe.context,
-        n_kv_heads=recipe.kv_heads,
-        head_dim=recipe.head_dim,
-        family=recipe.family,
-        ffn_dim=recipe.ffn_dim,
-        vocab_size=recipe.vocab_size,
-    )
+    shape = recipe.shape
     tokens, kernel = _tokens(recipe)
     rules = DesignRules(
         multiple_of=recipe.multiple_of,

@@ -25,7 +25,8 @@ from headwise.baselines.catalogue import METHODS, RECOVERED
 from headwise.cutting.settings import CutSettings
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.measure.record import Targets
-from headwise.plan import RESOURCES, Budget, Limit
+from headwise.plan import RESOURCES, Budget, Limit, ModelShape
+from headwise.planning.families import new_shape
 from headwise.planning.rules import FIT_POLICIES, WidthRules
 from headwise.profiling.settings import ProfileSettings
 from headwise.records import Record, first_problem, read_file, without_repeats
@@ -208,24 +209,44 @@ class Fitted(Budgets):
         return WidthRules(**_fields(self, WidthRules))
 
 
-class NewPlanRecipe(Budgets):
-    """A plan for a new model under one or several budgets."""
+class NewShape(Budgets):
+    """Options of the verbs that plan a new model."""
 
-    verb: Literal["new_plan"] = "new_plan"
     layers: int = option(..., "Number of layers.")
     d_model: int = option(..., "Model width.")
     heads: int = option(..., "Query heads per layer of the uniform model.")
     context: int = option(..., "Context length in tokens.")
-    policy: str = option(
-        "uniform",
-        "uniform, or a hypothesis: narrower-late, more-heads-late, early-many-late-few, "
-        "early-few-late-many, theory (what speaks for each: docs/planner.md).",
-    )
     kv_heads: int | None = option(None, "Key/value heads [--heads].")
     head_dim: int | None = option(None, "Head width of the uniform model [--d-model ÷ --heads].")
     family: str = option("llama", "Model family around the attention.")
     ffn_dim: int | None = option(None, "MLP width [the family's].")
     vocab_size: int | None = option(None, "Vocabulary size [the family's].")
+
+    @property
+    def shape(self) -> ModelShape:
+        """The uniform shape of these sizes."""
+        return new_shape(
+            n_layers=self.layers,
+            d_model=self.d_model,
+            n_heads=self.heads,
+            context=self.context,
+            n_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            family=self.family,
+            ffn_dim=self.ffn_dim,
+            vocab_size=self.vocab_size,
+        )
+
+
+class NewPlanRecipe(NewShape):
+    """A plan for a new model under one or several budgets."""
+
+    verb: Literal["new_plan"] = "new_plan"
+    policy: str = option(
+        "uniform",
+        "uniform, or a hypothesis: narrower-late, more-heads-late, early-many-late-few, "
+        "early-few-late-many, theory (what speaks for each: docs/planner.md).",
+    )
     token_dim: int | None = option(None, "theory: dimensions that token vectors fill, assumed.")
     vectors: Name | None = option(
         None, "theory: token vectors (.npy, tokens × width) to measure it on."
@@ -238,6 +259,23 @@ class NewPlanRecipe(Budgets):
     identity: Annotated[tuple[Projection, ...], BeforeValidator(_names)] = option(
         (), "A projection to replace by the identity: query, key or value; repeatable."
     )
+
+
+class DesignRecipe(NewShape):
+    """A plan for a new model, fitted to small proxies trained on a text."""
+
+    verb: Literal["design"] = "design"
+    text: Name = option(..., f"Text to train the proxies on: {TEXT}.")
+    proxy: Name | None = option(
+        None, "Folder of the proxies, which are made, resumed or used again [OUT.proxy]."
+    )
+    seeds: int = option(3, "Proxies, each with its own random seed.", ge=1, le=20)
+    steps: int = option(400, "Optimizer steps of each proxy.", ge=1)
+    batch_size: int = option(8, "Windows per step of a proxy.", ge=1)
+    proxy_layers: int = option(4, "Layers of a proxy.", ge=1)
+    proxy_d_model: int = option(64, "Model width of a proxy; a multiple of 8.", ge=8, multiple_of=8)
+    tokens: int = option(16384, "Tokens that each proxy is profiled on.", ge=1)
+    device: str = option("auto", "auto, cpu, cuda or mps.")
 
 
 class FitRecipe(Fitted):
@@ -490,6 +528,7 @@ RECIPES: dict[str, type[Recipe]] = {
         ExportRecipe,
         FitRecipe,
         NewPlanRecipe,
+        DesignRecipe,
         ProfileRecipe,
         RecoverRecipe,
         TrainRecipe,
@@ -497,7 +536,7 @@ RECIPES: dict[str, type[Recipe]] = {
     )
 }
 # Verbs that make one, or (`export`) a file of such a size.
-FOLDERS = frozenset({"compare", "compress", "export", "profile", "recover", "train"})
+FOLDERS = frozenset({"compare", "compress", "design", "export", "profile", "recover", "train"})
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.artifacts import check_output
 from headwise.data.text import read_source
+from headwise.designing import design
 from headwise.errors import HeadwiseError
 from headwise.exporting.parts import ExportRequest
 from headwise.exporting.record import ExportResult
@@ -314,6 +315,7 @@ def load(model: str | Path, **how: Any) -> PreTrainedModel:
 VERBS: dict[str, Callable[..., Any]] = {
     "compare": compare,
     "compress": compress,
+    "design": design,
     "eval": evaluate,
     "export": export,
     "fit": fit,

@@ -40,7 +40,11 @@ COMMANDS = {
 }
 
 # Where recipes are run whose verb is not the name of a command.
-PLANS = {"fit": ("headwise.cli.plan", "fit"), "new_plan": ("headwise.cli.plan", "new")}
+PLANS = {
+    "design": ("headwise.cli.plan", "design"),
+    "fit": ("headwise.cli.plan", "fit"),
+    "new_plan": ("headwise.cli.plan", "new"),
+}
 
 
 class LazyGroup(TyperGroup):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from headwise.planning.cost import cost as plan_cost
 from headwise.planning.cost import dense_cost
 from headwise.planning.targets import runs_in
 from headwise.plans import Sweep, best_fit, new_plan, read_plan, sweep_recipe
-from headwise.recipe import FitRecipe, NewPlanRecipe
+from headwise.recipe import DesignRecipe, FitRecipe, NewPlanRecipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,6 +50,33 @@ def new(recipe: NewPlanRecipe, common: Common) -> None:
     how: dict[str, Any] = {"force": common.force, "command": command_line()}
     plan = new_plan(out=common.out, **how, **recipe.stated)
     _show(plan, common, costs(plan, None, recipe.batch))
+
+
+@app.command()
+@recipe_command(DesignRecipe, out="Write the plan here.", argument=None, required=True)
+def design(recipe: DesignRecipe, common: Common) -> None:
+    """Design a plan by small proxies trained on your text at your context, in minutes.
+
+    Run the same command again to resume after a kill; the proxies are kept in --proxy.
+
+    Example: headwise plan design --layers 12 --d-model 768 --heads 12 --context 256
+    --attn-params 60% --text notes.txt -o plan.json
+    """
+    from headwise.cli.console import quiet_transformers, shown
+    from headwise.designing import design as design_plan
+
+    quiet_transformers()
+    assert common.out is not None
+    with shown() as progress:
+        made = design_plan(
+            out=common.out,
+            force=common.force,
+            progress=progress,
+            command=command_line(),
+            **recipe.stated,
+        )
+    counted = costs(made.plan, None, recipe.batch)
+    _show(made.plan, common, counted, evidence=asdict(made.evidence), proxies=str(made.proxies))
 
 
 def _show(plan: Plan, common: Common, counted: dict[str, Any], **more: Any) -> None:

@@ -40,7 +40,18 @@ loads nothing heavy; a verb loads what it needs when it is called. Errors that a
 library itself prints nothing.
 """
 # The verbs whose further options are the fields of a recipe.
-_VERBS = ("compress", "profile", "fit", "cut", "recover", "verify", "compare", "train", "run")
+_VERBS = (
+    "compress",
+    "profile",
+    "fit",
+    "design",
+    "cut",
+    "recover",
+    "verify",
+    "compare",
+    "train",
+    "run",
+)
 _OTHERS = ("report", "load", "open_source")
 
 

@@ -1,0 +1,148 @@
+"""Designing a model by proxies: small models are trained on the text, profiled, and fitted.
+
+    text, context ─► proxies (one per seed) ─► profiles ─► curves by depth ─► Plan of the target
+
+    PROXY/seed-0/           a training run of the proxy with seed 0, resumable
+    PROXY/seed-0.profile/   its profile
+    …
+
+The text and the context are the user's, so the plan is one for this length and this kind of text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.artifacts import check_output, versions, write_text
+from headwise.errors import HeadwiseError
+from headwise.pipeline import profile
+from headwise.plan import Budget, Limit, ModelShape, Plan
+from headwise.planning.design import DesignRules, new_shape
+from headwise.planning.proxy import Evidence, ProxyCurves, plan_from_proxies, proxy_curves
+from headwise.profiling.format import RECORD, Profile
+from headwise.profiling.worth import worths
+from headwise.progress import Progress, silent
+from headwise.recipe import DesignRecipe
+from headwise.source import open_source
+from headwise.training.loop import ProgressObserver
+from headwise.training.settings import TrainSettings
+from headwise.training.train import train
+
+PROXY_HEADS = 4
+OVER_WIDE = 2.0  # the proxy's attention width ÷ d_model: room for layers wider than uniform
+PROXY_VOCAB = 1024
+LEARNING_RATE = 3e-3  # small models take more
+
+
+@dataclass(frozen=True, slots=True)
+class DesignResult:
+    """The plan, what the seeds say about it, and where the proxies are."""
+
+    plan: Plan
+    evidence: Evidence
+    proxies: Path
+
+
+def design(
+    *,
+    out: str | Path,
+    force: bool = False,
+    progress: Progress = silent,
+    command: str = "",
+    **options: Any,
+) -> DesignResult:
+    """Design a model by small proxies that are trained on a text at its context.
+
+    `options` are those below. The plan is written to `out`, the proxies beside it; call it again
+    with the same arguments to resume after a kill.
+
+    >>> import headwise as hw
+    >>> sizes = {"layers": 6, "d_model": 64, "heads": 4, "context": 32}
+    >>> quick = {"seeds": 1, "steps": 2, "proxy_layers": 2, "proxy_d_model": 32, "tokens": 64}
+    >>> made = hw.design(text="notes.txt", attn_params="75%", out="plan.json", **sizes, **quick)
+    """
+    recipe = DesignRecipe.of(**options)
+    target = Path(out)
+    check_output(target, force=force, inputs=[recipe.text])
+    shape = recipe.shape
+    if shape.family == "vit":
+        raise HeadwiseError(
+            "proxies are trained on text, and a vit model reads images; plan it with "
+            "`headwise plan new`."
+        )
+    folder = Path(recipe.proxy) if recipe.proxy else target.with_name(f"{target.name}.proxy")
+    budget = recipe.budget if recipe.budget.limited else Budget(attn_params=Limit(share=1.0))
+    rules = DesignRules(recipe.multiple_of, recipe.min_dim, batch=recipe.batch)
+    curves = [_proxy(recipe, shape, folder, seed, progress) for seed in range(recipe.seeds)]
+    plan, evidence = plan_from_proxies(curves, shape, budget, rules)
+    told = (
+        f"fitted to {recipe.seeds} proxies of {recipe.proxy_layers} layers, d_model "
+        f"{recipe.proxy_d_model}, trained for {recipe.steps} steps on {recipe.text} at "
+        f"{shape.context} tokens"
+    )
+    origin = plan.origin.model_copy(
+        update={
+            "command": command,
+            "versions": versions(),
+            "notes": (told, *plan.origin.notes),
+        }
+    )
+    plan = plan.model_copy(update={"origin": origin})
+    write_text(target, plan.to_json(), force=force)
+    return DesignResult(plan, evidence, folder)
+
+
+def _proxy(
+    recipe: DesignRecipe, shape: ModelShape, folder: Path, seed: int, progress: Progress
+) -> ProxyCurves:
+    """Train the proxy of a seed, or resume it, and measure what its widths are worth."""
+    run, measured = folder / f"seed-{seed}", folder / f"seed-{seed}.profile"
+    small = new_shape(
+        family=shape.family,
+        n_layers=recipe.proxy_layers,
+        d_model=recipe.proxy_d_model,
+        n_heads=PROXY_HEADS,
+        head_dim=round(OVER_WIDE * recipe.proxy_d_model / PROXY_HEADS),
+        context=shape.context,
+        vocab_size=PROXY_VOCAB,
+    )
+    settings = TrainSettings(
+        steps=recipe.steps,
+        batch_size=recipe.batch_size,
+        lr=LEARNING_RATE,
+        seed=seed,
+        device=recipe.device,  # type: ignore[arg-type]
+    )
+    result = train(
+        Plan.uniform(small),
+        recipe.text,
+        run,
+        settings=settings,
+        observer=ProgressObserver(progress, f"proxy {seed + 1} of {recipe.seeds}"),
+        progress=progress,
+    )
+    if result.model is None:
+        raise HeadwiseError(
+            f"the proxy in {run} was stopped; run the same command again to resume."
+        )
+    source = open_source(result.model)
+    if not (measured / RECORD).is_file():
+        length = min(shape.context, 512)
+        profile(
+            result.model,
+            text=recipe.text,
+            tokens=max(recipe.tokens, length),
+            length=length,
+            device=recipe.device,
+            out=measured,
+            progress=progress,
+        )
+    found = Profile.read(measured)
+    if found.record.weights_sha256 != source.weights_sha256:
+        raise HeadwiseError(
+            f"{measured} is the profile of another proxy than {result.model}; remove it, or name "
+            "another folder with --proxy."
+        )
+    return proxy_curves(found.plan, worths(found, "sensitivity"))
