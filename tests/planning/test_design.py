@@ -166,7 +166,7 @@ def test_a_longer_context_narrows_scores_and_never_values():
 
 
 def test_theory_takes_a_measured_spectrum():
-    steep = Spectrum(tuple(0.5**i for i in range(64)))
+    steep = Spectrum(tuple(0.1**i for i in range(24)))
     flat = Spectrum((1.0,) * 16)
     shape = new_shape(n_layers=3, d_model=192, n_heads=4, context=64)
     plans = [
