@@ -134,4 +134,4 @@ def test_other_shells_have_their_scripts(shell):
 def test_completion_knows_the_commands():
     asked = {"COMP_WORDS": "headwise plan ", "COMP_CWORD": "2"}
     shown = completed(PROGRAM, _HEADWISE_COMPLETE="complete_bash", **asked)
-    assert sorted(shown.split()) == ["cost", "fit", "new", "show"]
+    assert sorted(shown.split()) == ["cost", "design", "fit", "new", "show"]

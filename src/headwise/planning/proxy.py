@@ -65,7 +65,7 @@ class ProxyCurves:
         self, side: Side, layer: int, widths: Float[np.ndarray, " widths"]
     ) -> Float[np.ndarray, " widths"]:
         values = self.values[side][layer]
-        return np.interp(widths, np.linspace(0, self.reach, len(values)), values)
+        return np.asarray(np.interp(widths, np.linspace(0, self.reach, len(values)), values))
 
 
 @dataclass(frozen=True, slots=True)
