@@ -60,6 +60,7 @@ def test_a_live_model_is_cut_and_left_as_it_was(place):
     assert all(torch.equal(one[n], other[n]) for n in other)
 
 
+@pytest.mark.slow
 def test_a_compared_live_model_is_never_written_to(place):
     """The rivals' cuts are measured in other tensors: the user's model is whole at every moment."""
     import torch

@@ -168,6 +168,7 @@ main.main()
 """
 
 
+@pytest.mark.slow
 def test_killed_processes_resume_to_the_same_files(place, tmp_path):
     """Real processes: one killed while it profiles, one while it cuts, one left to finish."""
 

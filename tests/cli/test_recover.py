@@ -62,6 +62,7 @@ def words(place, out, *more):
     return [str(w) for w in ("recover", *where, *sizes, "--lr", "0.03", *more)]
 
 
+@pytest.mark.slow
 def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place, tmp_path):
     result = headwise(*words(place, tmp_path / "out", "--json"))
     assert result.code == 0, result.err
@@ -82,6 +83,7 @@ def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_recovery_ends_in_the_same_weights(headwise, place, tmp_path):
     assert headwise(*words(place, tmp_path / "whole")).code == 0
     step = "8"  # in the middle, some steps after a checkpoint
@@ -98,6 +100,7 @@ def test_a_killed_recovery_ends_in_the_same_weights(headwise, place, tmp_path):
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 
+@pytest.mark.slow
 def test_a_second_recovery_into_the_same_folder_is_refused(headwise, place, tmp_path):
     line = words(place, tmp_path / "out", "--tokens", "640000", "--save-every", "1")
     first = subprocess.Popen(
@@ -120,6 +123,7 @@ def test_a_second_recovery_into_the_same_folder_is_refused(headwise, place, tmp_
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.slow
 def test_a_model_that_was_not_cut_is_refused(headwise, place, tmp_path):
     line = words(place, tmp_path / "out")
     line[1] = str(place / "model")

@@ -81,6 +81,7 @@ def whole(plan_file, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_the_run_folder_tells_everything(whole, plan_file):
     record = json.loads((whole / "run.json").read_text())
     assert record["status"] == "finished"
@@ -100,6 +101,7 @@ def test_the_run_folder_tells_everything(whole, plan_file):
     assert [r["step"] for r in rows if "held_out_loss" in r] == [15, 30, 40]
 
 
+@pytest.mark.slow
 def test_the_model_loads_with_its_tokenizer(whole):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -116,6 +118,7 @@ def test_the_model_loads_with_its_tokenizer(whole):
     )
 
 
+@pytest.mark.slow
 def test_held_out_text_is_never_trained_on(whole):
     train_tokens, held_out = (np.load(whole / "tokens" / f"{n}.npy") for n in ("train", "held-out"))
     assert len(held_out) > 16
@@ -126,6 +129,7 @@ def test_held_out_text_is_never_trained_on(whole):
 KILLED = str(Path(__file__).with_name("killed_after.py"))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bits(whole, plan_file, tmp_path):
     """SIGKILL, then SIGTERM, each after a drawn number of steps, then to the end."""
     run, rng = tmp_path / "run", random.Random(7)
@@ -157,6 +161,7 @@ def _wait_for_row(run, step, process):
     pytest.fail(process.communicate()[1])
 
 
+@pytest.mark.slow
 def test_killed_after_its_last_step_it_still_ends(whole, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
@@ -171,6 +176,7 @@ def test_killed_after_its_last_step_it_still_ends(whole, tmp_path):
     assert (run / weights).read_bytes() == (whole / weights).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_refused(whole, plan_file, tmp_path):
     """Two real processes, started again and again while the first one trains."""
     run = tmp_path / "run"
@@ -196,6 +202,7 @@ def test_a_second_run_in_the_same_folder_is_refused(whole, plan_file, tmp_path):
     assert "settings.lr (0.003 → 0.1)" in _message(*arguments, "--resume", "--lr", "0.1")
 
 
+@pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one(whole, plan_file, tmp_path):
     launcher = ("--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend", "c10d")
     launcher += ("--rdzv_endpoint", "localhost:0")
@@ -223,6 +230,7 @@ def _message(*arguments):
     return str(result.exception)
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so(whole):
     result = _invoke("-o", whole, "--resume", "--json")
     assert result.exit_code == 0
@@ -230,6 +238,7 @@ def test_a_finished_run_says_so(whole):
     assert json.loads(result.stdout)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_resuming_with_other_settings_lists_them(whole, plan_file, tmp_path):
     message = _message("-o", whole, "--resume", "--lr", "0.1", "--seed", "6", "--keep", "9")
     assert "differs in settings.lr (0.003 → 0.1), settings.seed (5 → 6);" in message
@@ -243,6 +252,7 @@ def test_resuming_with_other_settings_lists_them(whole, plan_file, tmp_path):
     assert "differs in plan_sha256;" in _message(other, "-o", whole, "--resume")
 
 
+@pytest.mark.slow
 def test_an_existing_run_is_not_overwritten(whole, plan_file, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
     same = _invoke(plan_file, *OPTIONS, "-o", whole)

@@ -89,6 +89,7 @@ print(json.dumps([forked(cut, few, 0), forked(cut, many, 0), forked(cut, many, 1
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's peak memory")
 def test_four_times_the_layers_need_no_more_memory(tmp_path):
     sizes = map(str, (WIDTH, INNER, FEW, MANY))

@@ -189,6 +189,7 @@ print(held() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_converted_model_is_held_once(tmp_path):
     """Weights that are taken over or shared need no memory; the control copies them."""
     config = transformers.LlamaConfig(
@@ -428,6 +429,7 @@ print(type(words).__name__)
 """
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_a_cut_folder_needs_no_code(tmp_path):
     convert(tiny.stock("llama")).save_pretrained(tmp_path)
     words = trained_tokenizer([TEXT], 270)

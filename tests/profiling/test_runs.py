@@ -117,6 +117,7 @@ app()
 """
 
 
+@pytest.mark.slow
 def test_torchrun_gives_the_same_files_as_one_process(checkpoint, tmp_path):
     (tmp_path / "run.py").write_text(RUN)
     options = ["--length", "17", "--tokens", "391", "--chunk", "3", "--device", "cpu", "--json"]
