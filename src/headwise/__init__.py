@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headwise.designing import DesignResult as DesignResult
     from headwise.designing import design as design
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.exporting.push import PushResult as PushResult
     from headwise.exporting.record import ExportResult as ExportResult
     from headwise.measure.evaluation import Evaluation as Evaluation
     from headwise.measure.record import Targets as Targets
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from headwise.verbs import evaluate as evaluate
     from headwise.verbs import export as export
     from headwise.verbs import load as load
+    from headwise.verbs import push as push
     from headwise.verbs import recover as recover
     from headwise.verbs import run as run
     from headwise.verbs import train as train
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "headwise.designing": "DesignResult design",
     "headwise.errors": "HeadwiseError",
+    "headwise.exporting.push": "PushResult",
     "headwise.exporting.record": "ExportResult",
     "headwise.measure.evaluation": "Evaluation",
     "headwise.measure.record": "Targets Verification",
@@ -72,7 +75,7 @@ _NAMES = {
     "headwise.source": "Source open_source",
     "headwise.training.recover": "RecoverResult",
     "headwise.training.train": "TrainResult",
-    "headwise.verbs": "evaluate export load recover run train verify",
+    "headwise.verbs": "evaluate export load push recover run train verify",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # noqa: PLE0605

@@ -16,6 +16,7 @@ from headwise.data.text import read_source
 from headwise.designing import design
 from headwise.errors import HeadwiseError
 from headwise.exporting.parts import ExportRequest
+from headwise.exporting.push import PushResult, push_folder
 from headwise.exporting.record import ExportResult
 from headwise.exporting.run import export_model
 from headwise.measure.evaluation import Evaluation, evaluate_model
@@ -275,6 +276,25 @@ def export(
         progress=progress,
         finishing=lambda made: write_recipe(made, recipe),
     )
+
+
+def push(
+    model: str | Path | CutResult | CompressResult | ExportResult,
+    repo: str,
+    *,
+    private: bool = False,
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> PushResult:
+    """Upload a folder that headwise wrote, with its card and recipe, to the Hugging Face hub.
+
+    `endpoint` and `token` are the hub's own unless given.
+
+    >>> import headwise as hw
+    >>> hw.push("smaller", "my-name/smaller")  # doctest: +SKIP
+    """
+    folder = model.out if isinstance(model, ExportResult) else _folder(model)
+    return push_folder(Path(folder), repo, private=private, endpoint=endpoint, token=token)
 
 
 def run(

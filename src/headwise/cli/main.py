@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": ("headwise.cli.generate", "generate"),
     "plan": ("headwise.cli.plan", "app"),
     "profile": ("headwise.cli.compress", "profile"),
+    "push": ("headwise.cli.push", "push"),
     "recover": ("headwise.cli.recover", "recover"),
     "report": ("headwise.cli.report", "report"),
     "reproduce": ("headwise.cli.reproduce", "reproduce"),
