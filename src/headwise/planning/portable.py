@@ -23,7 +23,7 @@ from headwise.planning.fit import Fit, FitProblem, HeadWorth, Worths, ranking
 from headwise.planning.rules import WidthRules
 from headwise.planning.targets import target_of
 
-ONE_WIDTH = ("stock", "gguf")  # targets whose classes have one head width in the model
+ONE_WIDTH = ("stock", "gguf", "vllm")  # targets whose classes have one head width in the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,9 @@ def _common_planes(worths: Worths) -> Worths:
     return tuple(tuple(alike(head) for head in layer) for layer in worths)
 
 
-def _same(worths: Worths) -> Worths:
-    return worths
-
-
 VALUES_ONLY = Way("values only", lambda r: replace(r, granularity="model"), _whole_keys)
 WIDTH = Way(
     "one width", lambda r: replace(r, granularity="model", equal_sides=True), _common_planes
-)
-LAYERS = Way(
-    "one width per layer",
-    lambda r: replace(r, granularity="layer" if r.granularity == "head" else r.granularity),
-    _same,
 )
 
 
@@ -71,9 +62,7 @@ def ways_for(targets: Sequence[str]) -> tuple[Way, ...]:
     """The ways to a plan that all targets run; none where nothing need be tied."""
     for name in targets:
         target_of(name)
-    if any(name in ONE_WIDTH for name in targets):
-        return VALUES_ONLY, WIDTH
-    return (LAYERS,) if "vllm" in targets else ()
+    return (VALUES_ONLY, WIDTH) if any(name in ONE_WIDTH for name in targets) else ()
 
 
 def fit_for(problem: FitProblem, targets: Sequence[str], solve: Callable[[FitProblem], Fit]) -> Fit:

@@ -3,7 +3,7 @@
     target    what reads it                                    what it needs tied
     stock     transformers, without headwise                   one width, one set of planes
     gguf      llama.cpp                                        the same; head groups free per layer
-    vllm      vLLM                                             one padded call per layer
+    vllm      vLLM                                             one width, qk = vo, one set of planes
     onnx      ONNX Runtime                                     nothing
     padded    the source's own class, zeros for what was cut   nothing, and nothing is saved
 
@@ -129,14 +129,11 @@ def _gguf(plan: Plan) -> str:
 
 
 def _vllm(plan: Plan) -> str:
-    _causal(plan)
-    stock = TARGETS["stock"].runs(plan)
-    if stock.yes and "mimo" not in stock.how:
-        return f"exported to stock, {stock.how}"
-    for i, layer in _layers(plan):
-        if len({h.queries for h in layer.heads}) > 1:
-            raise _No(f"layer {i} has groups with {_list(h.queries for h in layer.heads)} queries")
-    return "with our code through its transformers backend; a layer's heads are padded to one width"
+    """Its own classes read what is exported to stock; ours are not run there."""
+    how = _stock(plan)
+    if "mimo" in how:
+        raise _No("keys and values differ in width, which its llama class has not")
+    return f"exported to stock, {how}"
 
 
 def _onnx(plan: Plan) -> str:
@@ -263,10 +260,6 @@ def _mimo(plan: Plan) -> None:
     _no_windows(plan)
     if "output" in plan.layers[0].biases or plan.shape.ffn_biases:
         raise _No("keys and values differ in width, and the class that allows it has fewer biases")
-
-
-def _list(numbers: Iterator[int]) -> str:
-    return " and ".join(str(n) for n in sorted(set(numbers)))
 
 
 TARGETS: dict[str, Target] = {
