@@ -18,6 +18,7 @@ ROOMS = (
     "errors",
     "devices",
     "progress",
+    "inputs",
     "artifacts",
     "records",
     "runs",
@@ -44,7 +45,17 @@ ROOMS = (
     "__main__",
 )
 HEAVY = ("torch", "transformers")
-LIGHT_ROOMS = ("errors", "progress", "records", "runs", "plan", "artifacts", "theory", "planning")
+LIGHT_ROOMS = (
+    "errors",
+    "inputs",
+    "progress",
+    "records",
+    "runs",
+    "plan",
+    "artifacts",
+    "theory",
+    "planning",
+)
 
 
 def module_name(path: Path) -> str:

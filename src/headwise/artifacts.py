@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headwise.errors import OutputError
+from headwise.inputs import user_path
 
 # safetensors and tokenizers report a full disk as errors of their own, with these words in them.
 _RUST_OS_ERROR = re.compile(r"\(os error \d+\)")
@@ -42,6 +43,10 @@ def check_output(path: Path, *, force: bool, inputs: Sequence[Path | str] = ()) 
 
     `inputs` are the files and folders the run reads: they are never replaced.
     """
+    if str(path).startswith("~"):
+        raise OutputError(
+            f"{path} begins with the home of a user that the shell does not know; write it out."
+        )
     if path.is_symlink():
         raise OutputError(
             f"{path} is a symbolic link, which is not replaced; give the place itself, or another."
@@ -244,7 +249,7 @@ def _why_precious(path: Path, inputs: Sequence[Path | str]) -> str | None:
     """Why something that is there may not be replaced; None if it may."""
     place = path.resolve()
     for one in inputs:
-        given = Path(one).expanduser()
+        given = user_path(one)
         if given.exists() and place in (given.resolve(), *given.resolve().parents):
             return f"it is {given}, which this run reads, or holds it"
     if not path.is_dir():

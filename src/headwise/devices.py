@@ -18,7 +18,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, quoted
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -61,6 +61,17 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=2)
 
 
+def check_environment() -> None:
+    """Raise if what torchrun sets for its processes is there, but is no number."""
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        value = os.environ.get(name, "0")
+        if not (value.isascii() and value.isdecimal()):
+            raise HeadwiseError(
+                f"the environment variable {name} must be a whole number, got {quoted(value)}; "
+                "unset it, or start with torchrun."
+            )
+
+
 def accelerator(device: Device) -> Accelerator:
     """The processes of this run on `device` (already chosen)."""
     from accelerate import Accelerator, InitProcessGroupKwargs
@@ -69,6 +80,7 @@ def accelerator(device: Device) -> Accelerator:
         PartialState,
     )
 
+    check_environment()
     for plugin in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
         if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true":
             raise HeadwiseError(

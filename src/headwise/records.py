@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -25,8 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headwise.artifacts import write_text
 from headwise.errors import HeadwiseError, did_you_mean, quoted
-
-MAX_BYTES = 256 * 2**20  # of a JSON file; far above any that is written here
+from headwise.inputs import MOST_BYTES, check_file
 
 MAX_REPEAT = 100_000  # far above any model, in one list; a typing error must not fill the memory
 
@@ -109,21 +107,11 @@ def parse_json(text: str, source: str, *, advice: str = "restore it, or make it 
         raise HeadwiseError(f"{source} holds {why}; {advice}.") from error
 
 
-def read_file(path: Path, *, most: int = MAX_BYTES, advice: str = "check it") -> str:
+def read_file(path: Path, *, most: int = MOST_BYTES, advice: str = "check it") -> str:
     """The text of a regular UTF-8 file; a device, a pipe or a huge file is refused unread."""
+    check_file(path, most=most, advice=advice)
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            what = "a folder" if path.is_dir() else "a device or a pipe"
-            raise HeadwiseError(f"{path} must be a file, but it is {what}; {advice}.")
-        if found.st_size > most:
-            raise HeadwiseError(
-                f"{path} has {found.st_size:,} bytes, more than the {most:,} that are read; "
-                f"{advice}."
-            )
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise HeadwiseError(f"{path} does not exist; {advice}.") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise HeadwiseError(f"{path} cannot be read ({reason}); {advice}.") from error

@@ -38,6 +38,7 @@ from headwise.data.text import Text
 from headwise.data.tokens import load_tokenizer, refuse_absent_path
 from headwise.devices import Dtype, chosen_device
 from headwise.errors import HeadwiseError, PlanError, did_you_mean, quoted, reason_of
+from headwise.inputs import user_path
 from headwise.models.backbones_headwise import Family, family_of
 from headwise.models.build import convert, task_of
 from headwise.models.checkpoint import Checkpoint, fingerprint
@@ -75,6 +76,7 @@ _PAPERS = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 # slips through.
 _COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab"})
 _WRITTEN_ANEW = frozenset({"config.json", "headwise.json", "verify.json", "export.json"})
+_SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -294,6 +296,8 @@ class Source:
         never write to them.
         """
         task = task or self.task
+        if isinstance(device_map, str):
+            _check_device_map(device_map)
         if self._live is not None:
             place = self._live.device.type if device == "auto" else chosen_device(device)
         else:
@@ -447,7 +451,7 @@ def _local_folder(name: str, *, code: bool) -> Path:
     if name.startswith("builtin:"):
         file = _builtin(name.removeprefix("builtin:"))
         name = str(file if file.suffix == ".gguf" else file.parent)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.suffix.lower() == ".gguf":
         return dequantised(path)
     if path.is_dir():
@@ -502,6 +506,16 @@ def _companions(source: Path, *, code: bool) -> Iterator[Path]:
         paper = name.name.upper().startswith(_PAPERS) and file.suffix in {"", ".md", ".txt"}
         if file.suffix in _COMPANIONS or paper or (code and file.suffix == ".py"):
             yield file
+
+
+def _check_device_map(name: str) -> None:
+    """Refuse a spread that accelerate does not know, and a device that is not there."""
+    if name in ("cpu", "cuda", "mps"):
+        chosen_device(name)
+    elif name not in _SPREADS:
+        raise HeadwiseError(
+            f"a device map must be {', '.join(_SPREADS)} or a device, got {quoted(name)}."
+        )
 
 
 def _spread(model: Any, device_map: str | dict[str, Any]) -> Any:

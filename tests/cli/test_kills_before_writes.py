@@ -135,3 +135,43 @@ def test_compress(killed_before_each, place):
     )
     assert lives >= effects // 2
     assert effects > 60
+
+
+def test_compress_and_recover(killed_before_each, place):
+    """A profile, a cut and a recovery in a chain; every fifth write."""
+    sizes = ("--tokens", "96", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
+    effects, lives = killed_before_each(
+        *("compress", place / "model", "--text", place / "text.txt", *sizes, "--device", "cpu"),
+        *("--recover", "64", "--verify-tokens", "64", "-o", "out"),
+        every=5,
+    )
+    assert lives >= effects // 5
+    assert effects > 100
+
+
+def test_compare(killed_before_each, place):
+    sizes = ("--tokens", "96", "--length", "16", "--attn-params", "75%", "--verify-tokens", "64")
+    effects, lives = killed_before_each(
+        *("compare", place / "model", "--text", place / "text.txt", *sizes),
+        *("--methods", "svd-llm,headwise", "--multiple-of", "2", "-o", "out"),
+        every=4,
+    )
+    assert lives >= effects // 4
+    assert effects > 60
+
+
+def test_reproduce(killed_before_each):
+    effects, lives = killed_before_each(
+        *("reproduce", "allocation-256", "--quick", "--workers", "1", "-o", "out"), every=2
+    )
+    assert lives >= effects // 2
+    assert effects > 15
+
+
+def test_verify_writes_its_file_and_the_card(killed_before_each, place):
+    """`verify -o` of a file beside the model renews the card, too."""
+    effects, _ = killed_before_each(
+        *("verify", place / "cut", "--against", place / "model", "--text", place / "text.txt"),
+        *("--tokens", "64", "--repeats", "1", "-o", "verify.json"),
+    )
+    assert effects >= 3

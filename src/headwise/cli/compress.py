@@ -96,13 +96,11 @@ def demo(
 
 def _processes(device: str) -> Any:
     """The processes that torchrun started; None if there is only this one."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    if not world.isdecimal():
-        raise hw.HeadwiseError(f"WORLD_SIZE must be a whole number, got {world!r}; unset it.")
-    if int(world) == 1:
-        return None
-    from headwise.devices import accelerator
+    from headwise.devices import accelerator, check_environment
 
+    check_environment()
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        return None
     return accelerator(chosen_device(device))
 
 

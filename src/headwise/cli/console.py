@@ -27,7 +27,7 @@ EVERY_SECONDS = 20.0  # between plain lines of progress
 
 def is_first() -> bool:
     """Whether this is the process that speaks; torchrun starts several."""
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", "0") == "0" or not os.environ["RANK"].isdecimal()
 
 
 def out() -> Console:

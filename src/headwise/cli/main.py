@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -118,9 +120,7 @@ def run(
 
 def main() -> None:
     """Run a command; bad input becomes one sentence on stderr and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode still gets its table
-            stream.reconfigure(errors="replace")
+    _prepare_streams()
     try:
         _check_words(sys.argv[1:])
         code = app(standalone_mode=False)
@@ -137,6 +137,19 @@ def main() -> None:
         where = f" ({quoted(str(error.filename))})" if error.filename else ""
         _fail(f"{error.strerror or error}{where}; check the path and the space left.", 2)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _prepare_streams() -> None:
+    """Streams that can be written to: closed ones (`>&-`) lead nowhere, odd letters become `?`."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # else the first file that is written would take the place of a closed stream
+    os.close(opened)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode still gets its table
+            stream.reconfigure(errors="replace")
 
 
 def _check_words(words: list[str]) -> None:
@@ -164,7 +177,9 @@ def _with_value(sentence: str) -> str:
 def _fail(sentence: str, code: int) -> NoReturn:
     # A command group without a command has printed its help; the first process speaks for all.
     if sentence and is_first():
-        sys.stderr.write(f"Error: {printable(sentence, keep='')}\n")
+        with contextlib.suppress(OSError):  # a full disk: the exit code still says it
+            sys.stderr.write(f"Error: {printable(sentence, keep='')}\n")
+            sys.stderr.flush()
     raise SystemExit(code)
 
 

@@ -21,9 +21,11 @@ from jaxtyping import Float16
 from safetensors import SafetensorError, safe_open
 
 from headwise.errors import HeadwiseError
+from headwise.inputs import check_file, user_path
 
 PIXELS = "pixel_values"
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+MOST_IMAGE = 2**30  # bytes of one image file
 _NUMBERS = ("F16", "F32", "F64")
 
 
@@ -55,7 +57,7 @@ class Images:
 
 def read_images(source: str) -> Images:
     """The images named `source`."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     skipped = 0
     if path.is_dir():
         found, skipped = _folder(path)
@@ -105,6 +107,7 @@ def _folder(root: Path) -> tuple[list[Image], int]:
         if file.suffix.lower() not in SUFFIXES:
             skipped += 1
             continue
+        check_file(file, most=MOST_IMAGE, advice="remove it, or give another folder")
         try:
             with file.open("rb") as stream:
                 found.append(Image(hashlib.file_digest(stream, "sha256").hexdigest(), file))

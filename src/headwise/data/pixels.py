@@ -6,7 +6,7 @@ little differently, and a profile should not depend on what else is installed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import numpy as np
 from jaxtyping import Float16
 
 from headwise.data.images import Image, Images, pixel_rows
-from headwise.errors import HeadwiseError, reason_of
+from headwise.errors import HeadwiseError, quoted, reason_of
 
 AT_ONCE = 16  # images in memory as they were taken
+MOST_SIDE = 2**13  # pixels that an image is made to; far above any model
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels
 Shape = tuple[int, int, int]  # channels, height, width
 
@@ -56,7 +57,14 @@ class ImageReader:
         mode = _MODES.get(self.shape[0], "RGB")
         for start in range(0, len(images), AT_ONCE):
             taken = [_opened(image.file, mode) for image in images[start : start + AT_ONCE]]
-            made = processor(images=taken, return_tensors="np")["pixel_values"]
+            try:
+                made = processor(images=taken, return_tensors="np")["pixel_values"]
+            # Settings of a wrong kind show where they are used, as any kind of error.
+            except Exception as error:
+                raise HeadwiseError(
+                    f"the images cannot be prepared as {self.folder} asks ({reason_of(error)}); "
+                    "mend its preprocessor_config.json."
+                ) from error
             yield np.asarray(made).astype(np.float16)
 
 
@@ -86,7 +94,7 @@ def _processor(folder: str, *, trust_remote_code: bool) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+        found = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
             folder, backend="pil", trust_remote_code=trust_remote_code
         )
     # transformers raises many kinds here: OSError, ValueError, ImportError and its own.
@@ -95,3 +103,12 @@ def _processor(folder: str, *, trust_remote_code: bool) -> Any:
             f"{folder} holds no image processor that can be loaded ({reason_of(error)}); put its "
             "preprocessor_config.json there, or give a .safetensors file with pixel_values."
         ) from error
+    for name in ("size", "crop_size"):
+        wanted = getattr(found, name, None)
+        sides = wanted.values() if isinstance(wanted, Mapping) else (wanted,)
+        if any(isinstance(side, int | float) and side > MOST_SIDE for side in sides):
+            raise HeadwiseError(
+                f"{name} in the preprocessor_config.json of {folder} must be at most {MOST_SIDE} "
+                f"pixels a side, got {quoted(dict(wanted))}; mend it."
+            )
+    return found

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from headwise.data.builtin import BUILTIN, MIXED, MIXED_KINDS
 from headwise.errors import HeadwiseError, did_you_mean, reason_of
+from headwise.inputs import MOST_TEXT, check_file, user_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def _documents(source: str) -> tuple[Iterable[str], int]:
         return BUILTIN[name](), 0
     if source.startswith("hub:"):
         return _hub(source), 0
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.is_dir():
         return _folder(path)
     if path.exists():
@@ -98,6 +99,7 @@ def _first(documents: Iterable[str], max_chars: int | None) -> Iterator[str]:
 
 
 def _file(path: Path) -> str:
+    check_file(path, most=MOST_TEXT, advice="give a text file, or a folder of them")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -115,6 +117,7 @@ def _folder(root: Path) -> tuple[list[str], int]:
         hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
         if hidden or not file.is_file():
             continue
+        check_file(file, most=MOST_TEXT, advice="remove it, or give another folder")
         try:
             content = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Integer, UInt32
 
 from headwise.errors import HeadwiseError, reason_of
+from headwise.inputs import check_file, check_folder, user_path
 from headwise.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ def load_tokenizer(
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     refuse_absent_path(path, "a tokenizer (a Hugging Face folder or a tokenizer.json)")
+    if Path(path).is_dir():
+        check_folder(Path(path))
+    elif Path(path).exists():
+        check_file(Path(path))
     try:
         if Path(path).is_file():
             tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -97,9 +102,10 @@ def load_tokenizer(
             if tokenizer.eos_token is None and END_OF_TEXT in tokenizer.get_vocab():
                 tokenizer.eos_token = END_OF_TEXT
             return tokenizer
-        return AutoTokenizer.from_pretrained(
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, config=config, trust_remote_code=trust_remote_code
         )
+        found("A first text.", verbose=False)  # settings of a wrong kind show when it is used
     # transformers and tokenizers raise many kinds here, plain Exception among them.
     except Exception as error:
         raise HeadwiseError(
@@ -107,11 +113,12 @@ def load_tokenizer(
             "put its tokenizer.json there, or, where a command takes it, give --tokenizer a "
             "Hugging Face folder or a tokenizer.json."
         ) from error
+    return found
 
 
 def refuse_absent_path(name: str, what: str) -> None:
     """Raise for what can only be a path and is not there, before the hub is asked for it."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     looks_like_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if not path.exists() and (looks_like_path or path.suffix in {".json", ".model"}):
         raise HeadwiseError(f"{name} does not exist; give {what}.")

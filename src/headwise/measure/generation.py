@@ -33,6 +33,7 @@ def continuation(
 ) -> Continuation:
     """Draw a continuation; temperature 0 takes the likeliest token. Stops at the end of text."""
     import torch
+    from transformers import GenerationConfig
 
     ids = list(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
     start = start_token(tokenizer)
@@ -54,13 +55,15 @@ def continuation(
                 "the model's predictions are not numbers (NaN or infinite) for this prompt; its "
                 "weights are broken or overflow in this number format."
             )
-        output: Tensor = model.generate(  # type: ignore[operator]
-            inputs,
-            attention_mask=torch.ones_like(inputs),
+        # A config of our own: what the options say, whatever generation_config.json adds.
+        how = GenerationConfig(
             max_new_tokens=max_new_tokens,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
             **(drawing if temperature > 0 else {"do_sample": False}),
+        )
+        output: Tensor = model.generate(  # type: ignore[operator]
+            inputs, attention_mask=torch.ones_like(inputs), generation_config=how
         )
     new = output[0, len(ids) :]
     return Continuation(str(tokenizer.decode(new, skip_special_tokens=True)), len(new))

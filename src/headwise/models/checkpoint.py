@@ -32,6 +32,7 @@ from typing import IO, Any
 import torch
 
 from headwise.errors import HeadwiseError, did_you_mean, quoted, reason_of
+from headwise.inputs import MOST_WEIGHTS, check_file, check_folder, user_path
 from headwise.records import read_json, without_repeats
 
 WEIGHTS = "model.safetensors"
@@ -122,9 +123,10 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
         """Read the headers of a folder's safetensors; refuse what is missing or broken."""
-        folder = Path(folder).expanduser()
+        folder = user_path(folder)
         if not folder.is_dir():
             raise HeadwiseError(f"{folder} is not a folder; give one with config.json and weights.")
+        check_folder(folder)
         return cls(name=str(folder), config=_config(folder), stored=_tensors(folder))
 
     @classmethod
@@ -279,10 +281,10 @@ def _tensors(folder: Path) -> dict[str, Stored]:
     for name in sorted(set(shards.values())):
         if Path(name).name != name:
             raise HeadwiseError(
-                f"{index} names {name!r}, which is not a file of its own folder; download it again."
+                f"{index} names {quoted(name)}, which is not a file of its own folder; download it "
+                "again."
             )
-        if not (folder / name).exists():
-            raise HeadwiseError(f"{folder / name} is missing, but {INDEX} names it; download it.")
+        check_file(folder / name, most=MOST_WEIGHTS, advice=f"{INDEX} names it: download it")
         found |= header(folder / name)[0]
     for name in sorted(found.keys() | shards.keys()):
         if name not in shards:

@@ -28,6 +28,7 @@ import torch
 
 from headwise import artifacts
 from headwise.errors import HeadwiseError, OutputError, quoted, reason_of
+from headwise.inputs import MOST_WEIGHTS, check_file, user_path
 from headwise.models.backbones_headwise import FAMILIES
 from headwise.models.checkpoint import CheckpointWriter
 from headwise.models.shapes import empty_model
@@ -62,9 +63,8 @@ def dequantised(
     path: Path | str, cache_dir: Path | None = None, *, dtype: torch.dtype = torch.float32
 ) -> Path:
     """The folder of a GGUF file's model, made on the first call."""
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise HeadwiseError(f"{path} does not exist; give the path of a GGUF file.")
+    path = user_path(path)
+    check_file(path, most=MOST_WEIGHTS, advice="give the path of a GGUF file")
     number = str(dtype).removeprefix("torch.")
     name = f"{path.stem}-{artifacts.sha256(path)[:16]}-{number}-{_FORMAT}"
     folder = (cache_dir or default_cache()) / "gguf" / name
@@ -90,7 +90,7 @@ def default_cache() -> Path:
     """HEADWISE_CACHE, else `headwise` in the user's cache folder."""
     given = os.environ.get("HEADWISE_CACHE")
     if given:
-        return Path(given).expanduser()
+        return user_path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise"
 
 

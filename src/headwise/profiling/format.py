@@ -21,6 +21,7 @@ directions together are the identity to the last digits, whatever was rounded on
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ from safetensors.numpy import load_file
 from headwise.artifacts import sha256
 from headwise.data.images import PIXELS
 from headwise.errors import HeadwiseError
+from headwise.inputs import check_file
 from headwise.models.record import CalibrationRecord
 from headwise.plan import Count, HeadSpec, LossUnit, Plan
 from headwise.records import Frozen, Record, read_record
@@ -122,6 +124,8 @@ class Profile:
         """The profile in a folder."""
         record = _record(folder)
         path = folder / TENSORS
+        numbers = sum(math.prod(shape) for shape in record.tensors.values())
+        check_file(path, most=8 * numbers + 2**27, advice="make the profile again")
         try:
             if sha256(path) != record.tensors_sha256:
                 raise HeadwiseError(

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwise.inputs import user_path
 from headwise.measure.record import Measured
 from headwise.models.record import CutRecord
 from headwise.records import read_json
@@ -67,7 +68,7 @@ def hub_name(model: str) -> str | None:
     """The Hub's name of a source; None for folders and files, whose paths are private."""
     if model in _HUB_NAMES:
         return _HUB_NAMES[model]
-    local = Path(model).expanduser().exists() or model.endswith(".gguf")
+    local = user_path(model).exists() or model.endswith(".gguf")
     return model if is_hub_name(model) and not local else None
 
 

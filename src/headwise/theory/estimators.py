@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from headwise.errors import TheoryError
+from headwise.errors import TheoryError, reason_of
+from headwise.inputs import MOST_TEXT, check_file
 
 MAX_TOKEN_DIM = 65536  # ten times the widest models; a spectrum is held in full
 
@@ -82,11 +83,13 @@ class LagKernel:
 
 def read_vectors(path: Path) -> Float[np.ndarray, "tokens token_dim"]:
     """The token vectors in a .npy file."""
+    check_file(path, most=MOST_TEXT, advice="give a .npy file")
     try:
         rows = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    # A damaged header shows as any kind of error, of the parser of Python too.
+    except Exception as error:
         raise TheoryError(
-            f"{path} must be a .npy file of numbers (tokens × width), but {error}; check it."
+            f"{path} must be a .npy file of numbers (tokens × width), but {reason_of(error)}; check it."
         ) from error
     if not isinstance(rows, np.ndarray):
         rows.close()

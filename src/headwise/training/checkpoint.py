@@ -25,6 +25,7 @@ from pydantic import Field
 
 from headwise.artifacts import atomic_folder, sha256, write_text
 from headwise.errors import HeadwiseError, OutputError
+from headwise.models.checkpoint import header
 from headwise.records import (
     Frozen,
     Record,
@@ -197,6 +198,8 @@ def newest_whole(folder: Path, note: Callable[[str], None]) -> tuple[Path, Posit
     for path in reversed(found):
         try:
             state = read_record(path / _STATE, CheckpointState)
+            for name in _FILES:
+                header(path / name)  # as long as it says, before it is read
             if all(sha256(path / name) == state.sha256.get(name) for name in _FILES):
                 return path, Position(step=state.step, seconds=state.seconds)
         except (OSError, HeadwiseError):

@@ -21,6 +21,7 @@ from headwise.records import Frozen, Record, write_record
 
 if TYPE_CHECKING:
     from headwise.papers.harness.runner import JudgedClaim
+    from headwise.reporting.charts import Chart
 
 TITLE = "The claims of the papers, measured"
 COLUMNS = ("claim", "the paper says", "measured", "seeds", "verdict")
@@ -84,8 +85,8 @@ def write_outputs(
 
     figures, drawn = folder / "figures", {}
     for item in judged:
-        if item.drawable:
-            chart = item.claim.figure(item.results)
+        chart = _chart(item)
+        if chart is not None:
             save_chart(chart, figures / f"{item.claim.id}.svg", force=True)
             drawn[item.claim.id] = described(chart)
     stored = [s for item in judged for s in item.stored]
@@ -104,6 +105,16 @@ def write_outputs(
     write_text(folder / "table.md", markdown(report), force=True)
     write_text(folder / "index.html", page(report, figures), force=True)
     return report
+
+
+def _chart(item: JudgedClaim) -> Chart | None:
+    """The claim's figure; None if there is nothing to draw, or results that it does not expect."""
+    if not item.drawable:
+        return None
+    try:
+        return item.claim.figure(item.results)
+    except Exception:  # results of any age, or damaged: they spoil no other claim's figure
+        return None
 
 
 def _claim_report(item: JudgedClaim, drawn: str | None) -> ClaimReport:

@@ -24,6 +24,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from headwise.errors import HeadwiseError, OutputError
+from headwise.inputs import MOST_TEXT, check_file
 from headwise.papers.harness.claim import Claim, ReproduceError, Size, Trial, TrialResult
 from headwise.papers.harness.workers import TrialOutcome
 from headwise.records import Frozen, Record, parse_json, parse_record, parse_value
@@ -182,10 +183,11 @@ def line_text(line: TrialLine) -> str:
 
 def _whole_lines(path: Path) -> Iterator[TrialLine]:
     """The lines of a file that hold a trial; a torn or damaged one is skipped."""
+    if not path.exists():
+        return
+    check_file(path, most=MOST_TEXT, advice="restore it, or give another folder")
     try:
         text = path.read_bytes().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise HeadwiseError(f"{path} cannot be read ({error.strerror}).") from error
     *whole, _ = text.split("\n")
