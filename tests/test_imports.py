@@ -25,6 +25,7 @@ ROOMS = (
     "plan",
     "theory",
     "planning",
+    "memory",
     "data",
     "models",
     "source",
@@ -55,6 +56,7 @@ LIGHT_ROOMS = (
     "artifacts",
     "theory",
     "planning",
+    "memory",
 )
 
 

@@ -6,14 +6,23 @@ Anything else that is raised is our own mistake and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 
 MOST_REASON = 200  # characters of another library's message that ours repeats
+MOST_SENTENCE = 1200  # characters of an error
+_LONG_WORD = re.compile(r"\S{301,}")
 
 
 class HeadwiseError(Exception):
-    """Bad input; the command line prints it as one sentence and exits with code 2."""
+    """Bad input; the command line prints it as one sentence and exits with code 2.
+
+    However long what came is, the sentence is not: long words and long sentences are cut.
+    """
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(shortened(str(sentence)))
 
 
 class PlanError(HeadwiseError):
@@ -38,6 +47,12 @@ class StoppedError(HeadwiseError):
     def __init__(self, signal: int) -> None:
         super().__init__("Stopped. Run the same command again to resume.")
         self.signal = signal
+
+
+def shortened(sentence: str) -> str:
+    """The sentence with words of more than 300 characters, and beyond 1,200, cut to what tells."""
+    plain = _LONG_WORD.sub(lambda found: f"{found[0][:MOST_REASON]}…", sentence)
+    return plain if len(plain) <= MOST_SENTENCE else f"{plain[:900]} … {plain[-250:]}"
 
 
 def quoted(value: object) -> str:

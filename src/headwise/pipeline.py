@@ -26,10 +26,12 @@ from headwise.cutting.settings import CutSettings
 from headwise.data.images import Images, held_out_images, read_images
 from headwise.data.mixture import Mixture, read_mixture, text_name
 from headwise.data.text import Text, read_source
+from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError, OutputError, StoppedError
 from headwise.measure.record import VERIFY_RECORD, Verification, read_verification
 from headwise.measure.verification import VerifySettings
 from headwise.measure.verification import verify as verify_model
+from headwise.memory import NUMBER, profile_need
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
 from headwise.plan import Cost, Plan
 from headwise.planning.cost import cost, dense_cost
@@ -504,6 +506,8 @@ def _profile(
     processes: Accelerator | None = None,
     **how: Any,
 ) -> Profile:
+    if source.folder is not None and recipe.device_map is None:
+        _check_profile_memory(source, recipe, how.get("progress", silent))
     model = load_for_profiling(
         source, device=recipe.device, dtype=recipe.dtype, device_map=recipe.device_map
     )
@@ -522,6 +526,20 @@ def _profile(
     if processes is None:
         return profile_model(job, folder, finishing=finishing, **how)
     return profile_shared(job, folder, processes, finishing=finishing, **how)
+
+
+def _check_profile_memory(source: Source, recipe: ProfileRecipe, progress: Progress) -> None:
+    """Report the peak to come, and stop where there is not that much."""
+    if chosen_device(recipe.device) != "cpu":
+        return
+    context = source.plan.shape.context
+    length = recipe.length or (context if recipe.images else min(ProfileSettings().length, context))
+    need = profile_need(
+        source.plan,
+        tokens=min(recipe.chunk * length, recipe.tokens),
+        number=2 if recipe.dtype == "bf16" else NUMBER,
+    )
+    need.check(progress, advice="use a smaller --chunk or --length, or --dtype bf16")
 
 
 def _opened(model: Model, tokenizer: Any, recipe: OnDevice) -> Source:

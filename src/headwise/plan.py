@@ -368,7 +368,7 @@ class Limit(Frozen):
         hint = f"; write {number:.4g} as {100 * number:.4g}%" if 0 < amount < 1 else ""
         raise BudgetError(
             f"{name} must be a share above 0% and up to 100% (75%) or a number of at least 1 "
-            f"(1200000, 1.2M), got {text!r}{hint}."
+            f"(1200000, 1.2M), got {quoted(text)}{hint}."
         )
 
     def __str__(self) -> str:

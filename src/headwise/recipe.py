@@ -415,7 +415,7 @@ class RecoverRecipe(Recipe):
     length: int = option(_R.length, "Tokens per window.", ge=2)
     batch_size: int = option(_R.batch_size, "Windows per step, over all processes.")
     lr: float = option(_R.lr, "Peak learning rate, relative to each matrix's root mean square.")
-    seed: int = option(_R.seed, "Random seed for the batches.")
+    seed: int = option(_R.seed, "Random seed for the batches.", ge=0, lt=2**63)
     split: float = option(_R.split, "Share of --text held out for validation.")
     save_every: int = option(_R.save_every, "Steps between checkpoints.")
     device: str = option(_R.device, "auto, cpu, cuda or mps.")

@@ -227,6 +227,8 @@ def resume_in_place(
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         check_output(output, force=True)
         raise OutputError(f"{output} is a file, but a folder is to be written; give another name.")
+    if not output.exists():
+        check_output(output, force=True)
     there = output.is_dir() and not all(map(is_leftover, output.iterdir()))
     if there and (force or not wrote(output)):
         check_output(output, force=True, inputs=reads)

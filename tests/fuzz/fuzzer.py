@@ -61,6 +61,8 @@ def attempt(number: int, seed: int, targets: Sequence[Target], *, special: bool 
     else:
         problem = wrong_with(done.code, done.out, done.err)
         left = [str(p) for p in Path().rglob(".*.tmp")]
+        if target.words == ("read", "gguf"):  # a refused file leaves nothing in the cache
+            left += [str(p) for p in Path("cache").glob("gguf/*")]
         if not problem and left and done.code == 2:
             problem = f"left {left}"
         return problem and f"{case}: {problem}"

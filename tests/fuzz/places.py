@@ -26,8 +26,8 @@ from headwise.errors import HeadwiseError, printable
 from headwise.measure.record import read_verification
 from headwise.models.gguf import dequantised
 from headwise.models.record import read_cut_record
-from headwise.pipeline import read_plan
 from headwise.plan import ModelShape, Plan
+from headwise.plans import read_plan
 from headwise.profiling.format import Profile
 from headwise.recipe import read_recipe
 from headwise.reporting.sources import read_report_source

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from headwise import memory
 from headwise.errors import HeadwiseError
-from headwise.measure import likelihood as module
 from headwise.measure.likelihood import Likelihood, likelihood, sliding_windows
 from tests import tiny
 
@@ -70,7 +70,7 @@ def test_windows_run_together_give_the_same_sum(monkeypatch):
     model = tiny.stock("gpt2", vocab_size=31)
     stream = np.random.default_rng(0).integers(31, size=97)
     together = likelihood(model, stream, window=11, stride=5)
-    monkeypatch.setattr(module, "LOGIT_BYTES", 1)
+    monkeypatch.setattr(memory, "LOGIT_BYTES", 1)
     single = likelihood(model, stream, window=11, stride=5)
     assert together.nll_sum == pytest.approx(single.nll_sum, rel=1e-6)
     by_hand = 0.0

@@ -327,6 +327,28 @@ def test_no_answer_is_lost_under_load(server, monkeypatch):
     assert threading.active_count() <= before
 
 
+def test_memory_is_flat(server):
+    """Answers, refusals and connections without a request leave nothing behind."""
+    import gc
+    import tracemalloc
+
+    def round_of_requests():
+        for k in range(60):
+            ask(server, f"/plan?attn_params={60 + k % 5 * 10}")
+            ask(server, f"/plan?attn_params={'x' * k}")
+            connected(server).close()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        round_of_requests()
+        before = round_of_requests()
+        assert round_of_requests() < before + 2**18
+    finally:
+        tracemalloc.stop()
+
+
 def connected(server):
     return socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
 

@@ -15,6 +15,7 @@ from headwise.cutting.sequential import CutJob, calibration_batches, cut_layers,
 from headwise.cutting.settings import CutSettings
 from headwise.data.tokens import refuse_unknown_tokens
 from headwise.errors import HeadwiseError
+from headwise.memory import cut_need
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
 from headwise.plan import Origin, Plan
 from headwise.profiling.format import Profile
@@ -86,6 +87,9 @@ def _cut(
     finishing: Callable[[Path], None] | None,
 ) -> None:
     source = request.source
+    if source.folder is not None:
+        need = cut_need(source.plan, tokens=request.profile.record.tokens)
+        need.check(progress, advice="use a profile of fewer tokens")
     name, rows = request.profile.inputs
     if name == "input_ids":
         refuse_unknown_tokens(rows, source.config.vocab_size)

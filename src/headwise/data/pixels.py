@@ -109,6 +109,6 @@ def _processor(folder: str, *, trust_remote_code: bool) -> Any:
         if any(isinstance(side, int | float) and side > MOST_SIDE for side in sides):
             raise HeadwiseError(
                 f"{name} in the preprocessor_config.json of {folder} must be at most {MOST_SIDE} "
-                f"pixels a side, got {quoted(dict(wanted))}; mend it."
+                f"pixels a side, got {quoted(wanted)}; mend it."
             )
     return found

@@ -30,14 +30,18 @@ from headwise.errors import HeadwiseError
 from headwise.measure.likelihood import (
     DEFAULT_WINDOW,
     Window,
-    batched_windows,
     check_vocabulary,
     check_windows,
     last_logits,
-    sliding_windows,
-    windows_at_once,
 )
 from headwise.measure.record import Drift, ImageQuality
+from headwise.measure.stored_logits import (
+    StoredLogits,
+    groups,
+    groups_at_once,
+    longest,
+    rows_of,
+)
 from headwise.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -71,7 +75,7 @@ class TextComparison:
 
 def text_comparison(
     model: PreTrainedModel,
-    reference: PreTrainedModel,
+    reference: PreTrainedModel | StoredLogits,
     stream: Integer[np.ndarray, " n"],
     *,
     window: int = DEFAULT_WINDOW,
@@ -80,17 +84,21 @@ def text_comparison(
 ) -> TextComparison:
     """Score every token of `stream` but the first with both models.
 
-    `stride` is `window` unless given: then each position of a window is scored equally often.
+    `stride` is `window` unless given: then each position of a window is scored equally often. The
+    reference may be its logits on this text, stored with the same window and stride.
     """
     stride = window if stride is None else stride
     check_windows(stream, window, stride)
-    for one in (model, reference):
-        check_vocabulary(one, stream)
+    check_vocabulary(model, stream)
+    if isinstance(reference, StoredLogits):
+        at_once = reference.at_once
+    else:
+        check_vocabulary(reference, stream)
+        at_once = groups_at_once(reference, window)
     n_tokens = len(stream) - 1
     sums = np.zeros((n_tokens.bit_length() + 1, 5))  # by bucket: tokens, nll, nll, agreed, kl
     window_kl: list[float] = []
-    at_once = max(1, windows_at_once(reference, window) // 2)
-    for group in batched_windows(sliding_windows(n_tokens, window, stride), at_once):
+    for group in groups(n_tokens, window, stride, at_once):
         window_kl += _add(sums, model, reference, stream, group)
         progress("scoring", group[-1].end, n_tokens)
     if not np.isfinite(sums).all():
@@ -142,9 +150,9 @@ def embedding_cosines(
 def _add(
     sums: np.ndarray,
     model: PreTrainedModel,
-    reference: PreTrainedModel,
+    reference: PreTrainedModel | StoredLogits,
     stream: Integer[np.ndarray, " n"],
-    group: Sequence[Window],
+    group: list[Window],
 ) -> list[float]:
     """Add the scored tokens of windows of one length to the sums of their buckets.
 
@@ -153,13 +161,14 @@ def _add(
     import torch
 
     window_kl = []
-    rows = np.stack([stream[w.start : w.end + 1] for w in group]).astype(np.int64)
-    whole = torch.from_numpy(rows)
-    longest = max(w.end + 1 - w.scored_from for w in group)
+    whole, scored = torch.from_numpy(rows_of(stream, group)), longest(group)
     with torch.inference_mode():
         inputs = whole[:, :-1]
-        own = last_logits(model, inputs.to(model.device), longest)
-        other = last_logits(reference, inputs.to(reference.device), longest)
+        own = last_logits(model, inputs.to(model.device), scored)
+        if isinstance(reference, StoredLogits):
+            other = reference.next()
+        else:
+            other = last_logits(reference, inputs.to(reference.device), scored)
         if own.shape[-1] != other.shape[-1]:
             raise HeadwiseError(
                 f"both models must have one vocabulary, got {own.shape[-1]} and "

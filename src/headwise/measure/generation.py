@@ -56,7 +56,7 @@ def continuation(
                 "weights are broken or overflow in this number format."
             )
         # A config of our own: what the options say, whatever generation_config.json adds.
-        how = GenerationConfig(
+        how = GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=max_new_tokens,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,

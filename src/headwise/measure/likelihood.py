@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Integer
 
+from headwise import memory
 from headwise.data.text import Text
 from headwise.data.tokens import refuse_unknown_tokens, token_stream
 from headwise.errors import HeadwiseError
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
 DEFAULT_WINDOW = 1024
 SEES_NOTHING = 1e-4  # of the largest logit: rounding, where the next token is hidden
 
@@ -204,7 +204,7 @@ def batched_windows(windows: Iterator[Window], most: int) -> Iterator[list[Windo
 def windows_at_once(model: PreTrainedModel, window: int) -> int:
     """How many windows run together: as many as LOGIT_BYTES of logits allow."""
     vocabulary: int = model.config.get_text_config().vocab_size
-    return max(1, min(64, LOGIT_BYTES // (4 * window * vocabulary)))
+    return memory.windows_at_once(vocabulary, window)
 
 
 def check_vocabulary(model: PreTrainedModel, stream: Integer[np.ndarray, " n"]) -> None:

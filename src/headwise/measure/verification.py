@@ -6,20 +6,22 @@ cache, and compared with what the plan says. Speed is taken in turns.
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from headwise import artifacts
 from headwise.data.images import PIXELS, Images
 from headwise.data.pixels import ImageReader
 from headwise.data.text import Text, read_source
-from headwise.devices import Dtype
+from headwise.devices import Dtype, chosen_device
 from headwise.errors import HeadwiseError
 from headwise.measure.comparison import embedding_cosines, image_comparison, text_comparison
-from headwise.measure.likelihood import model_context, scored_stream, window_of
+from headwise.measure.likelihood import DEFAULT_WINDOW, model_context, scored_stream, window_of
 from headwise.measure.record import (
     SIZE_NAMES,
     CacheChange,
@@ -36,10 +38,12 @@ from headwise.measure.record import (
     Windows,
 )
 from headwise.measure.size import cache_bytes, counted
-from headwise.measure.speed import speeds
+from headwise.measure.speed import Speed, speeds
+from headwise.measure.stored_logits import StoredLogits
+from headwise.memory import NUMBER, verify_need
 from headwise.models.record import CUT_RECORD, read_cut_record
 from headwise.planning.cost import cost
-from headwise.progress import Progress, silent
+from headwise.progress import Progress, note, silent
 from headwise.source import AnyModel, Kind, Source, open_source, refuse_other_kind
 
 if TYPE_CHECKING:
@@ -90,8 +94,36 @@ def verify(
         for one in (cut, against)
     )
     seen = seen_texts(model.folder)
-    pair = load_pair(model, reference, sources, device=settings.device, dtype=settings.dtype)
-    targets.check(pair.kind)
+    task = _common_task(model, reference, sources)
+    targets.check(reference.kind)
+    with TemporaryDirectory(prefix="headwise-") as spare:
+        if _fit_together((model, reference), settings, progress):
+            pair = _load_pair(model, reference, task, settings)
+        else:
+            note(progress, "Memory is short: one model at a time.")
+            pair = _load_in_turns(model, reference, task, sources, settings, spare=Path(spare))
+        return _verification(
+            pair,
+            (model, reference),
+            sources,
+            settings,
+            targets=targets,
+            seen=seen,
+            progress=progress,
+        )
+
+
+def _verification(
+    pair: Pair,
+    models: tuple[Source, Source],
+    sources: Sequence[Text | Images],
+    settings: VerifySettings,
+    *,
+    targets: Targets,
+    seen: frozenset[str],
+    progress: Progress,
+) -> Verification:
+    model, reference = models
     qualities: list[Quality] = []
     for i, source in enumerate(sources):
         facts = {
@@ -120,15 +152,46 @@ def verify(
     )
 
 
+def _fit_together(
+    sources: tuple[Source, Source], settings: VerifySettings, progress: Progress
+) -> bool:
+    """Whether there is memory for both models; raises if there is not even for one.
+
+    Reports the peak to come. Only causal models can be compared one at a time.
+    """
+    if None in {one.folder for one in sources} or chosen_device(settings.device) != "cpu":
+        return True
+    model, reference = (one.plan for one in sources)
+    window = settings.window or min(reference.shape.context, DEFAULT_WINDOW)
+    number = 2 if settings.dtype == "bf16" else NUMBER
+    how: dict[str, Any] = {"tokens": window, "most": settings.max_tokens, "number": number}
+    need = verify_need((model, reference), **how)
+    together = need.fits or sources[1].kind != "causal"
+    if not together:
+        need = verify_need((model, reference), in_turns=True, **how)
+    need.check(progress, advice="use a smaller --window, or --dtype bf16")
+    return together
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What the source said before it made room for the model."""
+
+    cache_bytes: int
+    speed: Speed | None
+    logits: Mapping[str, StoredLogits]  # by the text's SHA-256
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The model and its source, loaded alike."""
 
     model: Any
-    reference: Any
+    reference: Any  # without weights, if what it said is remembered
     reader: Any  # the tokenizer, or the image reader
     kind: Kind
     context: int  # of an image: its tokens
+    remembered: Remembered | None = None
 
     @property
     def causal(self) -> bool:
@@ -136,15 +199,8 @@ class Pair:
         return self.kind == "causal"
 
 
-def load_pair(
-    model: Source,
-    reference: Source,
-    texts: Sequence[Text | Images],
-    *,
-    device: str = "auto",
-    dtype: Dtype = "auto",
-) -> Pair:
-    """Both models with what they have in common; `texts` must be what they read."""
+def _common_task(model: Source, reference: Source, texts: Sequence[Text | Images]) -> str:
+    """What both models can be loaded for; `texts` must be what they read."""
     if model.kind != reference.kind:
         raise HeadwiseError(
             f"{_KINDS[model.kind]} and {_KINDS[reference.kind]} cannot be compared; give the model "
@@ -154,9 +210,45 @@ def load_pair(
         refuse_other_kind(model.reader, text)
     _refuse_other_reader(model.reader, reference.reader)
     # A head that only one of the two has cannot be compared.
-    task = model.task if model.task == reference.task else "bare"
-    own, dense = (one.load(task, device=device, dtype=dtype) for one in (model, reference))
+    return model.task if model.task == reference.task else "bare"
+
+
+def _load_pair(model: Source, reference: Source, task: str, settings: VerifySettings) -> Pair:
+    own, dense = (
+        one.load(task, device=settings.device, dtype=settings.dtype) for one in (model, reference)
+    )
     return Pair(own, dense, reference.reader, reference.kind, reference.plan.shape.context)
+
+
+def _load_in_turns(
+    model: Source,
+    reference: Source,
+    task: str,
+    texts: Sequence[Text | Images],
+    settings: VerifySettings,
+    *,
+    spare: Path,
+) -> Pair:
+    """First the source, whose predictions go to the folder `spare`, then the model alone."""
+    dense = reference.load(task, device=settings.device, dtype=settings.dtype)
+    logits: dict[str, StoredLogits] = {}
+    window = window_of(dense, settings.window)
+    for i, text in enumerate(texts):
+        assert isinstance(text, Text)
+        stream, _ = scored_stream(reference.tokenizer, text, settings.max_tokens)
+        logits[text.sha256] = StoredLogits.of(
+            dense, stream, spare / f"{i}", window=window, stride=settings.stride
+        )
+    speed = None
+    if settings.repeats:
+        prompt, new = _prompt(dense, settings), settings.new_tokens
+        (speed,) = speeds((dense,), prompt=prompt, new_tokens=new, repeats=settings.repeats)
+    remembered = Remembered(cache_bytes(dense), speed, logits)
+    dense = None
+    gc.collect()
+    own = model.load(task, device=settings.device, dtype=settings.dtype)
+    empty, context = reference.empty(task), reference.plan.shape.context
+    return Pair(own, empty, reference.reader, reference.kind, context, remembered)
 
 
 def _refuse_other_reader(own: Reader, reference: Reader) -> None:
@@ -227,9 +319,10 @@ def _language_quality(
     window: int,
 ) -> LanguageQuality:
     stream, _ = scored_stream(pair.reader, source, settings.max_tokens)
+    known = pair.remembered
     found = text_comparison(
         pair.model,
-        pair.reference,
+        pair.reference if known is None else known.logits[source.sha256],
         stream,
         window=window,
         stride=settings.stride,
@@ -302,7 +395,9 @@ def _size_changes(pair: Pair, sources: tuple[Source, Source]) -> SizeChanges:
             one.kv_bytes // plan.shape.kv_dtype_bytes * bytes_per_number
             for one, plan in zip((own, dense), plans, strict=True)
         ]
-        cut, whole = cache_bytes(pair.model), cache_bytes(pair.reference)
+        known = pair.remembered
+        whole = cache_bytes(pair.reference) if known is None else known.cache_bytes
+        cut = cache_bytes(pair.model)
         cache = CacheChange(
             dense=whole,
             cut=cut,
@@ -320,15 +415,15 @@ def _speed_changes(pair: Pair, settings: VerifySettings) -> SpeedChanges:
         inputs = {PIXELS: _noise(pair)}
         prompt = pair.context
     else:
-        context = model_context(pair.reference)
-        prompt = settings.prompt if context is None else min(settings.prompt, context - new)
-    cut, dense = speeds(
-        (pair.model, pair.reference),
-        prompt=prompt,
-        new_tokens=new,
-        repeats=settings.repeats,
-        inputs=inputs,
+        prompt = _prompt(pair.reference, settings, new)
+    known = pair.remembered
+    timed = (pair.model, pair.reference) if known is None else (pair.model,)
+    cut, *others = speeds(
+        timed, prompt=prompt, new_tokens=new, repeats=settings.repeats, inputs=inputs
     )
+    if known is not None and known.speed is not None:
+        others = [known.speed]
+    (dense,) = others
 
     def change(cut: Rate, dense: Rate) -> RateChange:
         return RateChange(dense=dense, cut=cut, ratio=cut.median / dense.median)
@@ -340,6 +435,13 @@ def _speed_changes(pair: Pair, settings: VerifySettings) -> SpeedChanges:
         prefill=change(cut.prefill, dense.prefill),
         decode=change(cut.decode, dense.decode) if cut.decode and dense.decode else None,
     )
+
+
+def _prompt(model: Any, settings: VerifySettings, new: int | None = None) -> int:
+    """Tokens of the prompt that is timed: with the new ones they must fit the context."""
+    context = model_context(model)
+    more = settings.new_tokens if new is None else new
+    return settings.prompt if context is None else min(settings.prompt, context - more)
 
 
 def _noise(pair: Pair) -> Any:

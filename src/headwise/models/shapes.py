@@ -10,6 +10,7 @@ equals the parameters of the real model, whatever options the config has.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
 
-from headwise.errors import PlanError
+from headwise.errors import HeadwiseError, PlanError
 from headwise.models import modeling_headwise as modeling
 from headwise.models.backbones_headwise import (
     Family,
@@ -29,6 +30,12 @@ from headwise.models.backbones_headwise import (
 )
 from headwise.plan import Bias, HeadSpec, LayerPlan, ModelShape, Plan
 from headwise.planning.cost import cost
+
+if sys.flags.optimize > 1:
+    raise HeadwiseError(
+        "transformers builds models from docstrings, which python -OO and PYTHONOPTIMIZE=2 remove; "
+        "unset it, or use PYTHONOPTIMIZE=1."
+    )
 
 _BIASES: tuple[Bias, ...] = ("query", "key", "value", "output")
 

@@ -22,6 +22,7 @@ from headwise.data.text import Text
 from headwise.data.tokens import token_stream
 from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError
+from headwise.memory import recover_need
 from headwise.models.record import CUT_RECORD, CutRecord, RecoveryRecord, read_cut_record
 from headwise.records import write_record
 from headwise.runs import Run, partial_of, resume
@@ -109,6 +110,7 @@ def recover(
 
         folder, signal = RunFolder(partial_of(out)), 0
         if not on_main(processes, begin):
+            _check_memory(task, observer)
             job = _job(task, processes.device)
             outcome = train_model(job, processes, folder=folder, observer=observer)
             newest, signal = on_main(processes, conclude), outcome.signal
@@ -152,6 +154,21 @@ def _task(
         "settings": resolved.to_dict(),
     }
     return _Task(model, teacher, read_cut_record(folder), mixture, resolved, inputs)
+
+
+def _check_memory(task: _Task, observer: Observer | None) -> None:
+    """Tell the peak to come, and stop where there is not that much."""
+    settings = task.settings
+    if settings.device != "cpu" or task.against.folder is None:
+        return
+
+    def noted(message: str, done: int, total: int) -> None:
+        if observer is not None:
+            observer.noted(message)
+
+    tokens = settings.tokens_per_step // settings.accumulate
+    need = recover_need(task.cut.plan, task.against.plan, tokens=tokens)
+    need.check(noted, advice="use a smaller --batch-size or --length")
 
 
 def _job(task: _Task, device: torch.device) -> TrainingJob:

@@ -1,0 +1,198 @@
+"""How much memory a step will need at its peak, told from the shapes before anything is loaded.
+
+    profile     weights ─ once, in the numbers they run with
+                + what one chunk's backward pass needs of its forward pass, + logits and gradients
+    cut         one layer, dense and cut, with the copies and solves of its fit; the hidden states
+                of the calibration text
+    verify      both models, or where memory is short one at a time, + a group of windows' logits
+    recover     both models, + gradients and two moments of the attention, + a batch
+
+`Need.check` compares the sum with what the machine has left and raises before the work begins; a
+system that does not say what it has left is not asked. Only the CPU's memory is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwise.errors import HeadwiseError
+from headwise.plan import ModelShape, Plan
+from headwise.planning.cost import cost
+from headwise.progress import Progress, note
+
+NUMBER = 4  # bytes: on a CPU everything runs in float32
+# What a process grows by whatever the model: tokenizer, thread stacks, the libraries' workspace.
+SETTLING = 96 * 2**20
+# Numbers that a layer's backward pass keeps of each token, in model widths and in FFN widths:
+# the inputs of both norms, queries, keys and values before and after rotation, both products of
+# the gate. Weights ask for no gradient, so the inputs of the projections are not kept.
+KEPT_WIDTHS, KEPT_FFN_WIDTHS = 12, 4
+# Copies of the logits: themselves, their logarithms, gradients.
+KEPT_LOGITS = 4
+# Copies of one layer that its cut holds: dense, cut, its fit with gradients and moments, solves.
+CUT_LAYERS = 5.5
+CUT_STATES = 6  # copies of the hidden states of the whole calibration text
+LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
+# Numbers of each token that a forward pass alone has at a time.
+PASSING_WIDTHS, PASSING_FFN_WIDTHS = 6, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The expected peak of a step, in bytes, by what it is for."""
+
+    step: str
+    held: int  # by this process already
+    weights: int
+    work: int  # activations, gradients, moments, logits
+
+    @property
+    def peak(self) -> int:
+        """The expected peak of this process."""
+        return self.held + self.more
+
+    @property
+    def more(self) -> int:
+        """What is needed beyond what the process holds."""
+        return self.weights + self.work + SETTLING
+
+    @property
+    def sentence(self) -> str:
+        """What a person is told."""
+        return (
+            f"{self.step} will need about {size(self.peak)} of memory at its peak: "
+            f"{size(self.weights)} of weights, {size(self.work)} to work with, "
+            f"{size(self.held + SETTLING)} for the program."
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is that much left, or nobody knows."""
+        left = available()
+        return left is None or self.more <= left
+
+    def check(self, progress: Progress, *, advice: str) -> None:
+        """Report the peak; raise if there is not that much left."""
+        left = available()
+        if left is not None and self.more > left:
+            raise HeadwiseError(
+                f"{self.sentence.rstrip('.')}; {size(left)} are left on this machine: {advice}."
+            )
+        note(progress, self.sentence)
+
+
+def profile_need(plan: Plan, *, tokens: int, number: int = NUMBER) -> Need:
+    """Profiling with `tokens` in a chunk; `number` is the bytes of a weight."""
+    work = tokens * (_kept(plan.shape) + KEPT_LOGITS * plan.shape.vocab_size)
+    return Need("Profiling", held(), number * cost(plan).params, NUMBER * work)
+
+
+def cut_need(plan: Plan, *, tokens: int) -> Need:
+    """Cutting layer by layer, with `tokens` of calibration text."""
+    shape, total = plan.shape, cost(plan)
+    layers = total.params - _tables(shape)
+    work = CUT_LAYERS * layers / shape.n_layers + CUT_STATES * tokens * shape.d_model
+    return Need("Cutting", held(), NUMBER * _tables(shape), int(NUMBER * work))
+
+
+def verify_need(
+    plans: tuple[Plan, Plan],
+    *,
+    tokens: int,
+    most: int | None = None,
+    number: int = NUMBER,
+    in_turns: bool = False,
+) -> Need:
+    """Comparing two models on windows of `tokens`, `most` of them in all.
+
+    `in_turns`: one model at a time, the other's predictions on disk.
+    """
+    shape = plans[1].shape
+    together = tokens * max(1, windows_at_once(max(1, shape.vocab_size), tokens) // 2)
+    if most is not None:
+        together = min(together, max(most, tokens))
+    passing = PASSING_WIDTHS * shape.d_model + PASSING_FFN_WIDTHS * shape.ffn_dim
+    work = together * (2 * shape.vocab_size + passing)
+    params = [cost(one).params for one in plans]
+    weights = max(params) if in_turns else sum(params)
+    return Need("Verifying", held(), number * weights, NUMBER * work)
+
+
+def recover_need(cut: Plan, dense: Plan, *, tokens: int) -> Need:
+    """Training a cut model's attention on `tokens` a step, beside the dense one."""
+    params = cost(cut).params + cost(dense).params
+    trained = 3 * cost(cut).attn_params
+    # Gradients pass through every layer; the inputs of trained projections are kept too.
+    kept = _kept(cut.shape) + 4 * cut.shape.d_model * cut.shape.n_layers
+    logits = 2 * KEPT_LOGITS * cut.shape.vocab_size
+    return Need(
+        "Recovering", held(), NUMBER * params, NUMBER * (trained + tokens * (kept + logits))
+    )
+
+
+def windows_at_once(vocabulary: int, window: int) -> int:
+    """How many windows run together: as many as LOGIT_BYTES of logits allow."""
+    return max(1, min(64, LOGIT_BYTES // (4 * window * vocabulary)))
+
+
+def available() -> int | None:
+    """Bytes that can still be taken: free and reclaimable memory and swap; None if unknown."""
+    left = _meminfo()
+    if left is None:
+        try:
+            left = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):  # not every system has these
+            return None
+    group = _group_left()
+    return left if group is None else min(left, group)
+
+
+def held() -> int:
+    """Bytes of memory that this process holds now; 0 if the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError, LookupError):
+        return 0
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    if count < 2**30:
+        return f"{count / 2**20:.0f} MiB"
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _kept(shape: ModelShape) -> int:
+    """Numbers that a backward pass keeps of one token."""
+    ffn = KEPT_FFN_WIDTHS * shape.ffn_dim if shape.ffn_gated else 2 * shape.ffn_dim
+    return shape.n_layers * (KEPT_WIDTHS * shape.d_model + ffn)
+
+
+def _tables(shape: ModelShape) -> int:
+    """Numbers in the embeddings."""
+    return shape.vocab_size * shape.d_model * (1 if shape.tied_embeddings else 2)
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        return found["MemAvailable"] + found.get("SwapFree", 0)
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def _group_left() -> int | None:
+    """What a container's limit leaves; caches do not count, for they give way."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        stat = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        cached = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file "))
+        return None if limit == "max" else max(0, int(limit) - used + cached)
+    except (OSError, ValueError, LookupError, StopIteration):
+        return None
