@@ -433,6 +433,8 @@ class _Compression:
         folder = self.out.with_name(f"{self.out.name}.cut")
         if not is_cut(request, folder):  # a killed recovery finds its cut model finished
             cut_model(request, folder, force=self.force, progress=self.progress)
+        else:
+            drop_partial(folder)
         length = profile.record.settings["length"]
         assert isinstance(data, Mixture)
         recovered = recover_model(
