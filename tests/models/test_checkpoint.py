@@ -155,7 +155,7 @@ def test_a_broken_shard_is_refused(sharded):
     shard.write_bytes(whole)
     Checkpoint.open(sharded)
     shard.unlink()
-    with pytest.raises(HeadwiseError, match="is missing"):
+    with pytest.raises(HeadwiseError, match="does not exist"):
         Checkpoint.open(sharded)
 
 

@@ -18,7 +18,14 @@ from typer.core import TyperGroup
 from headwise import __version__
 from headwise.cli.console import is_first
 from headwise.cli.options import Common, ForceFlag, JsonFlag
-from headwise.errors import HeadwiseError, StoppedError, did_you_mean, printable, quoted
+from headwise.errors import (
+    HeadwiseError,
+    StoppedError,
+    did_you_mean,
+    printable,
+    quoted,
+    shortened,
+)
 from headwise.recipe import FOLDERS, read_recipe
 
 # The module of each command, and its function or its group there.
@@ -178,7 +185,7 @@ def _fail(sentence: str, code: int) -> NoReturn:
     # A command group without a command has printed its help; the first process speaks for all.
     if sentence and is_first():
         with contextlib.suppress(OSError):  # a full disk: the exit code still says it
-            sys.stderr.write(f"Error: {printable(sentence, keep='')}\n")
+            sys.stderr.write(f"Error: {printable(shortened(sentence), keep='')}\n")
             sys.stderr.flush()
     raise SystemExit(code)
 
