@@ -108,7 +108,7 @@ def test_odd_vectors(headwise, tmp_path, name, scale, message):
         ("theory bound --width 9 --heads 1", "One of --token-dim and --vectors is needed"),
         (
             "theory bound --width 9 --heads 1 --vectors nowhere.npy",
-            "nowhere.npy must be a .npy file",
+            "nowhere.npy does not exist; give a .npy file",
         ),
         ("theory bound --widht 9", "No such option: --widht"),
         ("theory bound", "Missing option"),

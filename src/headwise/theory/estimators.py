@@ -89,7 +89,8 @@ def read_vectors(path: Path) -> Float[np.ndarray, "tokens token_dim"]:
     # A damaged header shows as any kind of error, of the parser of Python too.
     except Exception as error:
         raise TheoryError(
-            f"{path} must be a .npy file of numbers (tokens × width), but {reason_of(error)}; check it."
+            f"{path} must be a .npy file of numbers (tokens × width), got another "
+            f"({reason_of(error)}); check it."
         ) from error
     if not isinstance(rows, np.ndarray):
         rows.close()
