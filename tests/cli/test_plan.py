@@ -60,7 +60,7 @@ def test_context_changes_flops_only(headwise, tmp_path):
         ("--token-dim 8", "--token-dim is for --policy theory, got 'uniform'"),
         ("--policy theory", "theory needs the width that tokens fill"),
         ("--policy theory --token-dim 0", "token"),
-        ("--policy theory --vectors none.npy", "none.npy must be a .npy file"),
+        ("--policy theory --vectors none.npy", "none.npy does not exist"),
         ("--policy theory --vectors none.npy --token-dim 8", "give only one of them"),
         ("--family vit --context 1024", "context of a vit model must be a square and 1"),
         (
