@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group
 
 from headwise.cli.console import draw, show, table
 from headwise.cli.options import ForceFlag, JsonFlag, PlotFile
 from headwise.errors import HeadwiseError
+from headwise.plan import Plan
+from headwise.planning.families import new_shape
+from headwise.plans import read_plan
 from headwise.theory.advise import advise as views_on
 from headwise.theory.allocation import allocate as best_allocation
 from headwise.theory.bounds import bound_curve
+from headwise.theory.diagnosis import failure_signs
 from headwise.theory.estimators import Spectrum, read_vectors, token_spectrum
 
 MAX_COUNTS = 10_000
@@ -123,22 +129,46 @@ def advise(
     head_dim: Annotated[int, typer.Option(help="Width of a head.")],
     context: Annotated[int, typer.Option(help="Tokens a head attends to.")],
     eps: Annotated[float, typer.Option(help="Distortion the JL lemma may leave, in (0, 1).")] = 0.5,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan to look for failure signs in [equal layers].")
+    ] = None,
+    fitted: Annotated[
+        Path | None,
+        typer.Option(help="A plan of about the same cost, fitted to a profile or to proxies."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Four views on one configuration: freedom, ensemble, Johnson–Lindenstrauss, theory.
+    """Four views on one configuration, the failure signs it shows, and what to change.
 
     Example: headwise theory advise --d-model 4096 --heads 32 --head-dim 128 --context 8192
     """
     views = views_on(d_model, heads, head_dim, context, eps=eps)
+    measured = None if fitted is None else read_plan(fitted)
+    if plan is not None:
+        own = read_plan(plan)
+    else:
+        n_layers = 1 if measured is None else len(measured.layers)
+        shape = new_shape(
+            n_layers=n_layers, d_model=d_model, n_heads=heads, head_dim=head_dim, context=context
+        )
+        own = Plan.uniform(shape)
+    signs = failure_signs(own, measured, context)
     document = {
         "views": [
             {"name": v.name, "numbers": dict(v.numbers), "verdict": str(v.verdict), "why": v.why}
             for v in views
-        ]
+        ],
+        "signs": [asdict(sign) for sign in signs],
     }
     rows = [(v.name, str(v.verdict), v.why) for v in views]
     title = f"{heads} heads of width {head_dim}, d_model {d_model}, context {context}"
-    show(document, as_json=json, render=table(title, ("view", "verdict", "why"), rows))
+    words = {True: "shown", False: "not shown", None: "cannot be told"}
+    told = [(s.name, words[s.shown], s.why, s.change or "–") for s in signs]
+    columns = ("failure sign", "", "why", "what to change")
+    render = Group(
+        table(title, ("view", "verdict", "why"), rows), table("Failure signs", columns, told)
+    )
+    show(document, as_json=json, render=render)
 
 
 def _counts(text: str) -> tuple[int, ...]:
