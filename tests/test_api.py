@@ -1,10 +1,20 @@
 """The public API alone: what people write after `import headwise as hw`."""
 
 import doctest
+import re
 
 import pytest
 
 import headwise as hw
+from headwise.recipe import (
+    RECIPES,
+    EvaluateRecipe,
+    FitRecipe,
+    NewPlanRecipe,
+    ProfileRecipe,
+    VerifyRecipe,
+)
+from headwise.verbs import VERBS
 from tests import tiny
 
 SIZES = {
@@ -103,6 +113,85 @@ def test_a_recipe_gives_the_same_files_again(place):
         assert first[name].read_bytes() == second[name].read_bytes(), name
 
 
+def files(folder, *, without):
+    """The bytes of every file without times; the files `without` name their own folder."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    paths = {str(path.relative_to(folder)): path for path in found}
+    timeless = re.compile(rb'"seconds": [\d.]+|clip\d+')  # a process counts its clip paths
+    contents = {name: path.read_bytes() for name, path in paths.items() if name not in without}
+    return {name: timeless.sub(b"", content) for name, content in contents.items()}
+
+
+def test_the_recipe_of_a_profile_and_of_a_comparison_gives_the_same_files_again(place):
+    options = {"text": "notes.txt", "tokens": 480, "length": 16}
+    hw.profile("model", out="p", **options)
+    hw.compare("model", out="c", methods="headwise,energy", attn_params="75%", **options)
+    for made, same in (("p", "p2"), ("c", "c2")):
+        hw.run(f"{made}/recipe.yaml", out=same)
+        named = {"report.html", "run.json"}
+        one, other = (files(place / name, without=named) for name in (made, same))
+        assert one == other
+        assert "recipe.yaml" in one
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_recovery_gives_the_same_files_again(place):
+    options = {"text": "notes.txt", "tokens": 480, "length": 16}
+    cut = hw.compress("model", attn_params="75%", out="small", verify=False, **options)
+    result = hw.recover(cut, against="model", out="one", batch_size=2, **options)
+    assert result.signal == 0
+    again = hw.run("one/recipe.yaml", out="other")
+    assert again.loss == result.loss
+    one, other = (
+        files(place / n, without={"README.md", "headwise.json"}) for n in ("one", "other")
+    )
+    assert one == other
+    assert {"recipe.yaml", "model.safetensors"} <= one.keys()
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_training_gives_the_same_model_again(place):
+    sizes = {"layers": 2, "d_model": 64, "heads": 4, "context": 32, "vocab_size": 300}
+    plan = hw.new_plan(**sizes, attn_params="75%", out="plan.json")
+    options = {"text": "notes.txt", "steps": 3, "batch_size": 2}
+    result = hw.train(plan, out="live", **options)
+    assert (result.status, result.last.step) == ("finished", 3)
+    hw.train("plan.json", out="one", **options)
+    hw.run("one/recipe.yaml", out="other")
+    hw.run("live/recipe.yaml", out="again")  # names the plan that the run itself holds
+    runs = [files(place / n / "model", without=()) for n in ("one", "other", "live", "again")]
+    assert all(run == runs[0] for run in runs)
+    assert (place / "one" / "recipe.yaml").read_bytes() == (
+        place / "other" / "recipe.yaml"
+    ).read_bytes()
+    # The control: another seed is another model.
+    assert files(hw.train(plan, out="seed", seed=1, **options).model, without=()) != runs[0]
+    assert hw.train(out="one", resume=True).status == "finished"
+    with pytest.raises(hw.HeadwiseError, match=r"settings\.lr \(0\.0006 → 0\.1\)"):
+        hw.train(out="one", resume=True, lr=0.1)
+
+
+def test_plans_verifications_and_scores_are_recipes_too(place):
+    hw.profile("model", text="notes.txt", tokens=480, length=16, out="p")
+    recipes = (
+        NewPlanRecipe.of(
+            layers=2, d_model=64, heads=4, context=32, kv_bytes="75%", identity="query"
+        ),
+        FitRecipe.of(profile="p", attn_params="75%", granularity="layer"),
+        EvaluateRecipe.of(model="model", text="held-out.txt", tokens=64),
+        VerifyRecipe.of(model="model", against="model", text="held-out.txt", tokens=64, repeats=0),
+    )
+    for recipe in recipes:
+        (place / "recipe.yaml").write_text(recipe.to_yaml())
+        found = hw.run("recipe.yaml", out=f"{recipe.verb}.json")
+        assert (place / f"{recipe.verb}.json").is_file()
+        again = hw.run(recipe)  # what it gives is returned, with or without a file
+        timeless = {"update": {"seconds": 0}} if recipe.verb == "eval" else {}
+        assert again.model_copy(**timeless) == found.model_copy(**timeless)
+    with pytest.raises(hw.HeadwiseError, match="profile needs an output folder"):
+        hw.run(ProfileRecipe.of(model="model", text="notes.txt"))
+
+
 def test_wrong_arguments_are_one_sentence(place):
     with pytest.raises(hw.HeadwiseError, match=r"unknown key 'attn_param'.*Did you mean"):
         hw.compress("model", text="notes.txt", attn_param="75%", out="small")
@@ -116,12 +205,17 @@ def test_wrong_arguments_are_one_sentence(place):
 @pytest.mark.slow
 def test_the_examples_of_the_docstrings_run(place):
     examples = 0
-    for name in ("compress", "profile", "fit", "cut", "verify", "compare", "run", "load"):
+    first = "compress profile fit sweep cut verify evaluate generate compare recover run"
+    for name in (*first.split(), "export", "new_plan", "train", "load", "report", "open_source"):
         for test in doctest.DocTestFinder(recurse=False).find(getattr(hw, name), name):
             result = doctest.DocTestRunner().run(test)
             assert result.failed == 0, name
             examples += result.attempted
-    assert examples >= 16
+    assert examples >= 36
+
+
+def test_every_recipe_has_its_verb_and_every_verb_its_recipe():
+    assert VERBS.keys() == RECIPES.keys()
 
 
 def test_every_public_name_is_there():

@@ -71,8 +71,8 @@ def test_python_options_are_checked_alike():
         ({}, "got neither"),
         ({"attn_params": "75%", "plan": "p.json"}, "got both"),
         ({"attn_params": "75%", "verify": False, "max_ratio": 1.1}, "--max-ratio needs"),
-        ({"attn_params": "75%", "images": "x", "recover": 5}, "--recover is for models of text"),
-        ({"attn_params": "75%", "images": "x", "held_out": "y"}, "--held-out is for models of te"),
+        ({"attn_params": "75%", "images": "x", "recover": 5}, "--recover is for text models"),
+        ({"attn_params": "75%", "images": "x", "held_out": "y"}, "--held-out is for text models"),
     ],
 )
 def test_contradictions_are_refused(options, message):

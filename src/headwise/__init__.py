@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headwise.exporting.push import PushResult as PushResult
     from headwise.exporting.record import ExportResult as ExportResult
     from headwise.measure.evaluation import Evaluation as Evaluation
+    from headwise.measure.generation import Continuation as Continuation
     from headwise.measure.record import Targets as Targets
     from headwise.measure.record import Verification as Verification
     from headwise.pipeline import CompressResult as CompressResult
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from headwise.training.train import TrainResult as TrainResult
     from headwise.verbs import evaluate as evaluate
     from headwise.verbs import export as export
+    from headwise.verbs import generate as generate
     from headwise.verbs import load as load
     from headwise.verbs import push as push
     from headwise.verbs import recover as recover
@@ -65,6 +67,7 @@ _NAMES = {
     "headwise.exporting.push": "PushResult",
     "headwise.exporting.record": "ExportResult",
     "headwise.measure.evaluation": "Evaluation",
+    "headwise.measure.generation": "Continuation",
     "headwise.measure.record": "Targets Verification",
     "headwise.pipeline": "CompressResult CutResult compare compress cut profile",
     "headwise.plan": "Budget Cost HeadSpec LayerPlan Limit ModelShape Plan",
@@ -75,7 +78,7 @@ _NAMES = {
     "headwise.source": "Source open_source",
     "headwise.training.recover": "RecoverResult",
     "headwise.training.train": "TrainResult",
-    "headwise.verbs": "evaluate export load push recover run train verify",
+    "headwise.verbs": "evaluate export generate load push recover run train verify",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # noqa: PLE0605

@@ -124,7 +124,7 @@ def on_main(processes: Accelerator, action: Callable[[], T]) -> T:
 
 
 class Interruption:
-    """Which signal asked to stop; 0 while none did."""
+    """The signal that interrupted the work; 0 if none did."""
 
     def __init__(self) -> None:
         self.signal = 0

@@ -34,7 +34,7 @@ class BudgetError(HeadwiseError):
 
 
 class TheoryError(HeadwiseError):
-    """A formula was asked outside the range in which it holds."""
+    """A formula was used outside the range in which it holds."""
 
 
 class OutputError(HeadwiseError):
@@ -42,7 +42,7 @@ class OutputError(HeadwiseError):
 
 
 class StoppedError(HeadwiseError):
-    """The work was asked to stop (Ctrl-C, SIGTERM) and has saved what it did."""
+    """The work was interrupted (Ctrl-C, SIGTERM) and has saved its state."""
 
     def __init__(self, signal: int) -> None:
         super().__init__("Stopped. Run the same command again to resume.")

@@ -1,11 +1,11 @@
 """The product in one call: a model and a text become a smaller model with its evidence.
 
-    text ─┬─► calibrate on ─► profile ─► fit ─► cut ─► recover (if asked) ─┐
+    text ─┬─► calibrate on ─► profile ─► fit ─► cut ─► recover (optional) ─┐
           └─► held out ────────────────────────────────────────────────────┴─► verify ─► report
 
-Every step is a call of its own, and `compress` is all of them. A killed run goes on when the same
-call is made again: the profile lies in OUT.profile, finished layers in OUT.partial, and an output
-that lacks its last files gets them.
+Every step is a call of its own, and `compress` is all of them. The same call made
+again resumes a killed run: the profile is in OUT.profile, finished layers are in OUT.partial, and
+an output that lacks its last files gets them.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class Recipe(Record):
     """What all recipes share; a subclass lists the options of its verb.
 
     To add an option, add a field here or to one of the groups below: the Python keyword, the key in
-    YAML, the command-line option and the pages of documentation follow. The options of the last
-    group of a class come first, its own come last.
+    YAML, the command-line option and the pages of documentation follow. Options are shown group by
+    group: the last base class of a recipe first, its own fields after its bases.
     """
 
     format: Literal["headwise-recipe/1"] = RECIPE_FORMAT
@@ -106,8 +106,9 @@ class Recipe(Record):
 
     @classmethod
     def options(cls) -> dict[str, FieldInfo]:
-        """The fields that are options of the verb."""
-        return {n: f for n, f in cls.model_fields.items() if n not in ("format", "verb")}
+        """The fields that are options of the verb; where the model runs comes last."""
+        found = {n: f for n, f in cls.model_fields.items() if n not in ("format", "verb")}
+        return dict(sorted(found.items(), key=lambda item: item[0] in OnDevice.model_fields))
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class Recipe(Record):
 
     @classmethod
     def of(cls, **given: Any) -> Any:
-        """The recipe of these options; a wrong one is told in one sentence."""
+        """The recipe of these options; a wrong one is reported in one sentence."""
         try:
             return cls.model_validate({k: v for k, v in given.items() if v is not None})
         except ValidationError as error:
@@ -154,14 +155,12 @@ class ProfileRecipe(OnDevice, Calibrated):
     """Measure a model's heads on a text, or on images: one forward and one backward pass."""
 
     verb: Literal["profile"] = "profile"
-    chunk: int = option(_P.chunk, "Sequences that run, and are saved, together.", ge=1)
+    chunk: int = option(_P.chunk, "Sequences per batch; each finished batch is saved.", ge=1)
     seed: int = option(_P.seed, "Random seed for an encoder's masks and probes.", ge=0, lt=2**63)
     device_map: str | None = option(
-        None, "Spread the model over devices: auto, balanced, sequential."
+        None, "Spread the model over devices: auto, balanced or sequential."
     )
-    split: float = option(
-        0.0, "Share of --text left out, to be held out for verification.", ge=0, lt=1
-    )
+    split: float = option(0.0, "Share of --text left out, to verify on later.", ge=0, lt=1)
 
 
 class Budgets(Recipe):
@@ -294,7 +293,7 @@ class FitRecipe(Fitted):
 
 
 class QualityTargets(Recipe):
-    """Quality that is demanded of a cut model; a missed target is exit code 1."""
+    """Quality targets of a cut model; a missed target is exit code 1."""
 
     max_ratio: float | None = option(
         None, "Target: perplexity ÷ dense at most this on the first text.", ge=0
@@ -316,7 +315,7 @@ class QualityTargets(Recipe):
 
 
 class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
-    """Cut a trained model down to a budget: profile, plan, cut, recover if asked, verify."""
+    """Cut a trained model down to a budget: profile, plan, cut, recover (optional), verify."""
 
     verb: Literal["compress"] = "compress"
     plan: Name | None = option(None, "Cut to this plan (from `plan fit`) instead of a budget.")
@@ -356,7 +355,7 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
         for name in ("recover", "held_out", "max_ratio", "max_other_ratio"):
             if getattr(self, name):
                 raise HeadwiseError(
-                    f"{_flag(name)} is for models of text, not with --images; leave it out."
+                    f"{_flag(name)} is for text models, not with --images; leave it out."
                 )
 
 
@@ -386,7 +385,7 @@ class CompareRecipe(OnDevice, Calibrated):
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The methods asked for, in the order of the catalogue."""
+        """The chosen methods, in the order of the catalogue."""
         names = [part.strip() for part in (self.methods or ",".join(METHODS)).split(",")]
         for name in names:
             if name not in METHODS:
@@ -519,6 +518,20 @@ class EvaluateRecipe(OnDevice):
     stride: int | None = option(None, "Tokens scored per window [--window ÷ 2].", ge=1)
 
 
+class GenerateRecipe(OnDevice):
+    """Continue a prompt."""
+
+    verb: Literal["generate"] = "generate"
+    model: Name = option(..., MODEL)
+    prompt: str = option(..., "The beginning of the text.")
+    max_new_tokens: int = option(100, "Maximum number of new tokens.", ge=1)
+    temperature: float = option(0.8, "Sampling temperature; 0 takes the likeliest token.", ge=0)
+    top_p: float = option(
+        0.95, "Sample from the likeliest tokens whose probabilities add up to this.", ge=0, le=1
+    )
+    seed: int = option(0, "Random seed for sampling.", ge=0, lt=2**63)
+
+
 RECIPES: dict[str, type[Recipe]] = {
     kind.model_fields["verb"].default: kind
     for kind in (
@@ -527,6 +540,7 @@ RECIPES: dict[str, type[Recipe]] = {
         EvaluateRecipe,
         ExportRecipe,
         FitRecipe,
+        GenerateRecipe,
         NewPlanRecipe,
         DesignRecipe,
         ProfileRecipe,
@@ -540,7 +554,7 @@ FOLDERS = frozenset({"compare", "compress", "design", "export", "profile", "reco
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a YAML file; unknown keys and wrong values are told in one sentence."""
+    """The recipe in a YAML file; unknown keys and wrong values are reported in one sentence."""
     import yaml
 
     try:

@@ -8,7 +8,7 @@
     read_record(path, Verification)         or a HeadwiseError that names file and field
 
 Everything that headwise writes and later reads back goes through here, so a damaged, truncated,
-deeply nested, foreign or outdated file is told in the same words everywhere.
+deeply nested, foreign or outdated file is reported in the same way everywhere.
 """
 
 from __future__ import annotations

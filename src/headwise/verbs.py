@@ -1,4 +1,4 @@
-"""The verbs beside `compress`: train, recover, verify, evaluate, and `run` for every recipe.
+"""The verbs beside `compress`: train, recover, verify, evaluate, generate; `run` for any recipe.
 
 Each takes the options of its recipe as keywords and gives a typed result. The steps of `compress`
 are in `headwise.pipeline`, plans in `headwise.plans`.
@@ -20,6 +20,7 @@ from headwise.exporting.push import PushResult, push_folder
 from headwise.exporting.record import ExportResult
 from headwise.exporting.run import export_model
 from headwise.measure.evaluation import Evaluation, evaluate_model
+from headwise.measure.generation import Continuation, continuation
 from headwise.measure.record import VERIFY_RECORD, Verification
 from headwise.measure.verification import VerifySettings
 from headwise.measure.verification import verify as verify_model
@@ -42,6 +43,7 @@ from headwise.recipe import (
     FOLDERS,
     EvaluateRecipe,
     ExportRecipe,
+    GenerateRecipe,
     Recipe,
     RecoverRecipe,
     TrainRecipe,
@@ -82,7 +84,8 @@ def train(
     every process calls this, and every process gets the result.
 
     >>> import headwise as hw
-    >>> plan = hw.new_plan(layers=2, d_model=32, heads=4, context=32, attn_params="75%")
+    >>> sizes = {"layers": 2, "d_model": 64, "heads": 4, "context": 32, "vocab_size": 300}
+    >>> plan = hw.new_plan(**sizes, attn_params="75%")
     >>> result = hw.train(plan, text="notes.txt", steps=3, batch_size=2, out="run")
     >>> model = hw.load(result.model)
     """
@@ -102,9 +105,9 @@ def train(
         result = resume_training(folder, changes, plan=plan, text=recipe.text, **rest, **how)
     else:
         if plan is None:
-            raise HeadwiseError("a training needs a plan file; see `headwise train --help`.")
+            raise HeadwiseError("training needs a plan file; see `headwise train --help`.")
         if recipe.text is None:
-            raise HeadwiseError("a training needs --text; see `headwise train --help`.")
+            raise HeadwiseError("training needs --text; see `headwise train --help`.")
         result = train_plan(
             plan,
             recipe.text,
@@ -297,6 +300,35 @@ def push(
     return push_folder(Path(folder), repo, private=private, endpoint=endpoint, token=token)
 
 
+def generate(
+    model: Model,
+    *,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    **options: Any,
+) -> Continuation:
+    """Continue a prompt with a causal model.
+
+    `options` are those below.
+
+    >>> import headwise as hw
+    >>> text = hw.generate("./model", prompt="The capital", max_new_tokens=3).text
+    """
+    recipe = GenerateRecipe.of(
+        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
+    )
+    source = open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
+    source.refuse_seeing_ahead("`headwise generate`")
+    return continuation(
+        source.load("causal-lm", device=recipe.device, dtype=recipe.dtype),
+        source.tokenizer,
+        recipe.prompt,
+        max_new_tokens=recipe.max_new_tokens,
+        temperature=recipe.temperature,
+        top_p=recipe.top_p,
+        seed=recipe.seed,
+    )
+
+
 def run(
     recipe: str | Path | Recipe,
     *,
@@ -339,6 +371,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "eval": evaluate,
     "export": export,
     "fit": fit,
+    "generate": generate,
     "new_plan": new_plan,
     "profile": profile,
     "recover": recover,

@@ -95,7 +95,7 @@ def test_recovery_can_follow_the_cut(headwise, place, tmp_path):
 def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):
     result = headwise(*words(place, tmp_path / "out", "--attn-params", "30%", "--max-ratio", "0.5"))
     assert result.code == 1
-    assert "Missed: --max-ratio asked for at most 0.5" in result.err
+    assert "Missed: --max-ratio must be at most 0.5" in result.err
     assert (tmp_path / "out" / "config.json").exists()
 
 
@@ -147,7 +147,7 @@ def test_broken_weights_are_named(headwise, place, tmp_path):
     command[1] = str(tmp_path / "model")
     result = headwise(*command)
     assert result.code == 2
-    assert f"{file} is not a whole safetensors file" in result.err
+    assert f"{file} is not a complete safetensors file" in result.err
     assert "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
 

@@ -129,7 +129,7 @@ def test_pixels_cut_a_bare_model_and_verify_asks_for_targets(headwise, place, tm
     check = ("verify", out, "--against", place / "bare", "--images", pixels, "--repeats", 0)
     found = headwise(*check, "--min-cosine", "0.999999", "--json")
     assert found.code == 1
-    assert "Missed: --min-cosine asked for at least" in found.err
+    assert "Missed: --min-cosine must be at least" in found.err
     (text,) = json.loads(found.out)["texts"]
     assert text["images"] == 29
     assert text["top_agreement"] is None

@@ -93,5 +93,5 @@ def test_short_text_and_a_broken_checkpoint(headwise, checkpoint, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-9])
     done = headwise("profile", broken, "--text", checkpoint / "text.txt", "-o", tmp_path / "p")
     assert done.code == 2
-    assert "model.safetensors is not a whole safetensors file" in done.err
+    assert "model.safetensors is not a complete safetensors file" in done.err
     assert not (tmp_path / "p").exists()

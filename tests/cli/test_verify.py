@@ -130,10 +130,10 @@ def test_an_uncut_model_has_lost_nothing(causal, text):
 def test_the_exit_code_says_that_a_target_was_missed(causal, text):
     arguments = ("cut", "--text", text, "--max-ratio", "0.01", "--max-attn-params", "70%")
     result = _run(causal, *arguments, "--repeats", 0, code=1)
-    assert "Missed: --max-ratio asked for at most 0.01, but it is" in result.stderr
+    assert "Missed: --max-ratio must be at most 0.01, but is" in result.stderr
     assert "--max-attn-params" not in result.stderr  # 65%
     result = _run(causal, "cut", "--text", text, "--max-params", "1k", "--repeats", 0, code=1)
-    assert "--max-params asked for at most 1,000, but it is" in result.stderr
+    assert "--max-params must be at most 1,000, but is" in result.stderr
     found = _document(causal, "cut", "--text", text, "--max-kv-bytes", "64%", code=1)
     assert found["met"] is False
     assert found["targets"] == [

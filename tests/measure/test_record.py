@@ -173,10 +173,10 @@ def test_targets_are_judged_on_their_own_texts():
     first, other, params = targets.judge(FOUND.texts, SIZES)
     assert (first.name, first.met, first.found) == ("max_ratio", True, 1.05)
     assert (other.met, other.found) == (False, None)
-    assert "--max-other-ratio asked for at most 9, but it is infinite." in other.sentence
+    assert "--max-other-ratio must be at most 9, but is infinite." in other.sentence
     assert (params.limit, params.met) == (750, True)
     (least,) = Targets(min_agreement=0.9).judge(FOUND.texts, SIZES)
-    assert least.sentence == "--min-agreement asked for at least 0.9, but it is 0.83."
+    assert least.sentence == "--min-agreement must be at least 0.9, but is 0.83."
     assert Targets().judge(FOUND.texts, SIZES) == ()
     text = EmbeddingQuality(source="a.txt", **FACTS, sentences=3, cosine=0.9, least_cosine=0.5)
     (cosine,) = Targets(min_cosine=0.9).judge([text], SIZES)

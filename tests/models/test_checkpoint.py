@@ -150,7 +150,7 @@ def test_a_broken_shard_is_refused(sharded):
     for what, content in broken.items():
         assert content != whole, what
         shard.write_bytes(content)
-        with pytest.raises(HeadwiseError, match="not a whole safetensors file"):
+        with pytest.raises(HeadwiseError, match="not a complete safetensors file"):
             Checkpoint.open(sharded)
     shard.write_bytes(whole)
     Checkpoint.open(sharded)

@@ -407,7 +407,7 @@ HEADERS = [
 def test_a_header_that_cannot_be_is_one_sentence(saved, header):
     _, folder = saved()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
-    with pytest.raises(HeadwiseError, match="not a whole safetensors file") as error:
+    with pytest.raises(HeadwiseError, match="not a complete safetensors file") as error:
         _ = open_source(folder).checkpoint
     assert len(str(error.value)) < 900
 

@@ -135,7 +135,7 @@ def test_the_report_says_what_was_predicted_and_draws_no_text(run):
     page = report(result.folder, folder / "report.html", force=True).read_text()
     assert "to predict masked tokens" in page
     assert "nats per masked token" in page
-    assert "What it writes" not in page
+    assert "Samples" not in page
 
 
 def test_a_stopped_encoder_ends_in_the_same_weights(run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from headwise.cli import verify as verify_cli
 from headwise.cli.console import quiet_transformers, say, show, shown, table
 from headwise.cli.options import Common, ForceFlag, JsonFlag, recipe_command
 from headwise.devices import chosen_device
+from headwise.profiling.worth import layer_summaries
 from headwise.recipe import CompressRecipe, ProfileRecipe
 
 if TYPE_CHECKING:
@@ -106,26 +108,12 @@ def _processes(device: str) -> Any:
 
 def _document(made: Profile, out: Path) -> dict[str, Any]:
     record = made.record.model_dump(mode="json", exclude={"plan", "tensors"})
-    return {"profile": str(out), "profile_sha256": made.sha256, **record, "layers": _layers(made)}
-
-
-def _layers(made: Profile) -> list[dict[str, float | None]]:
-    """Per layer: what dropping each side would cost, and how saturated its attention is."""
-
-    def half(layer: int, *parts: str) -> float | None:
-        names = [f"{part}_sensitivity" for part in parts if made.has(layer, f"{part}_sensitivity")]
-        return 0.5 * sum(float(made.get(layer, n).sum()) for n in names) if names else None
-
-    return [
-        {
-            "query_key": half(i, "plane", "free"),
-            "value_output": half(i, "vo"),
-            "entropy": float(made.get(i, "entropy")[-1].mean()),
-            "jacobian_norm": float(made.get(i, "jacobian_norm")[-1].mean()),
-            "score_spread": float(made.get(i, "score_spread")[-1].mean()),
-        }
-        for i in range(len(made.plan.layers))
-    ]
+    return {
+        "profile": str(out),
+        "profile_sha256": made.sha256,
+        **record,
+        "layers": [asdict(x) for x in layer_summaries(made)],
+    }
 
 
 def _picture(made: Profile) -> RenderableType:
@@ -136,8 +124,8 @@ def _picture(made: Profile) -> RenderableType:
     read = f"{record.sequences} {'images' if record.of_images else 'sequences'}"
     title = f"{record.model}: {read} of {record.settings['length']} tokens{loss}"
     rows = [
-        (str(i), *("–" if x is None else f"{x:.4g}" for x in layer.values()))
-        for i, layer in enumerate(_layers(made))
+        (str(i), *("–" if x is None else f"{x:.4g}" for x in asdict(layer).values()))
+        for i, layer in enumerate(layer_summaries(made))
     ]
     at = f"at {record.lengths[-1]}"
     columns = (

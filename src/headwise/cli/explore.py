@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from headwise.artifacts import check_output, write_text
 from headwise.cli.console import say, show, shown
 from headwise.cli.options import ForceFlag, JsonFlag
 from headwise.errors import HeadwiseError
-
-if TYPE_CHECKING:
-    from headwise.reporting.explorer.answers import Answers
+from headwise.profiling.format import Profile
+from headwise.reporting.explorer.answers import Answers
 
 
 def explore(
@@ -42,10 +44,6 @@ def explore(
 
     Example: headwise explore model.profile --save plans.html
     """
-    from headwise.artifacts import check_output
-    from headwise.profiling.format import Profile
-    from headwise.reporting.explorer.answers import Answers
-
     if save is not None:
         check_output(save, force=force)
         if open_page:
@@ -60,8 +58,7 @@ def explore(
 def _save(
     answers: Answers, where: str, save: Path, step: float, *, force: bool, json: bool
 ) -> None:
-    from headwise.artifacts import write_text
-    from headwise.reporting.explorer.server import saved_page
+    from headwise.reporting.explorer.server import saved_page  # jinja2 is an extra
 
     with shown() as progress:
         page = saved_page(answers, where, step, progress)
@@ -70,10 +67,7 @@ def _save(
 
 
 def _serve(answers: Answers, where: str, port: int, *, open_page: bool, json: bool) -> None:
-    import sys
-    import webbrowser
-
-    from headwise.reporting.explorer.server import Server, live_page
+    from headwise.reporting.explorer.server import Server, live_page  # jinja2 is an extra
 
     with Server(answers, live_page(answers, where), port) as server:
         show({"url": server.url}, as_json=json, render=server.url)

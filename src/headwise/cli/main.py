@@ -58,7 +58,7 @@ PLANS = {
 
 
 class LazyGroup(TyperGroup):
-    """A command's module is imported when the command is asked for."""
+    """Imports a command's module when the command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands."""
@@ -129,7 +129,7 @@ def main() -> None:
     """Run a command; bad input becomes one sentence on stderr and exit code 2."""
     _prepare_streams()
     try:
-        _check_words(sys.argv[1:])
+        _check_arguments(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()
     except StoppedError as error:
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Streams that can be written to: closed ones (`>&-`) lead nowhere, odd letters become `?`."""
+    """Make both streams writable: a closed one (`>&-`) leads nowhere; what it lacks becomes `?`."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # else the first file that is written would take the place of a closed stream
     os.close(opened)
@@ -159,9 +159,9 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _check_words(words: list[str]) -> None:
-    """Refuse empty words (an unset shell variable) and words that are no text."""
-    for before, word in zip(["", *words], words, strict=False):
+def _check_arguments(arguments: list[str]) -> None:
+    """Refuse empty arguments (an unset shell variable) and arguments that are not text."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
         if word == "" and before != "--prompt":
             where = before if before.startswith("-") else "an argument"
             raise HeadwiseError(f"{where} must not be empty, got ''; give a value or leave it out.")
@@ -172,7 +172,7 @@ def _check_words(words: list[str]) -> None:
 
 
 def _with_value(sentence: str) -> str:
-    """typer's sentence about a wrong value, with the value that came."""
+    """typer's message about a wrong value, with the value itself."""
     match = re.match(r"Invalid value for '?(--[a-z-]+)", sentence)
     words = sys.argv[1:]
     if match and match[1] in words[:-1]:

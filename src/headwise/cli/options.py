@@ -56,43 +56,43 @@ class Common:
 def recipe_command(
     recipe: type[Recipe],
     *,
-    out: str,
+    out: str | None = None,
     argument: str | None = "model",
     required: bool = True,
     **extra: Any,
 ) -> Callable[[Callable[[Any, Common], None]], Callable[..., None]]:
     """Make a typer command of a function that takes a recipe.
 
-    `out` is the help of --out, which may be left out if it is not `required`; `argument` is the
-    option that is written without its name; `extra` are annotations of further options, whose
-    default is None or False.
+    `out` is the help of --out, which may be left out if it is not `required` (None: the command
+    writes nothing); `argument` is the option that is written without its name; `extra` are
+    annotations of further options, whose default is None or False.
     """
 
     def decorate(function: Callable[[Any, Common], None]) -> Callable[..., None]:
         def command(ctx: typer.Context, **values: Any) -> None:
-            own_options = {name: values.pop(name) for name in extra}
             common = Common(
-                values.pop("out"), values.pop("force"), values.pop("as_json"), own_options
+                values.pop("out", None),
+                values.pop("force", False),
+                values.pop("as_json"),
+                {name: values.pop(name) for name in extra},
             )
             given = {name: value for name, value in values.items() if _was_given(ctx, name)}
             function(read_options(recipe, given), common)
 
-        kind: Any = Path if required else Path | None
         own = [
             inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
             *(_parameter(n, f, argument) for n, f in recipe.options().items()),
-            _keyword(
-                "out",
-                Annotated[kind, typer.Option("-o", "--out", help=out)],
-                inspect.Parameter.empty if required else None,
-            ),
-            *(
-                _keyword(n, kind, get_args(kind)[0] is not bool and None)
-                for n, kind in extra.items()
-            ),
-            _keyword("force", ForceFlag, False),
-            _keyword("as_json", JsonFlag, False),
         ]
+        if out is not None:
+            kind: Any = Path if required else Path | None
+            place = Annotated[kind, typer.Option("-o", "--out", help=out)]
+            own.append(_keyword("out", place, inspect.Parameter.empty if required else None))
+            own.append(_keyword("force", ForceFlag, False))
+        own += [
+            _keyword(n, kind, False if get_args(kind)[0] is bool else None)
+            for n, kind in extra.items()
+        ]
+        own.append(_keyword("as_json", JsonFlag, False))
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in own}

@@ -34,29 +34,21 @@ _API_INTRODUCTION = """\
 
 This page is written from the code by `make docs`; do not edit it by hand. `import headwise as hw`
 loads nothing heavy; a verb loads what it needs when it is called. Errors that a user can cause are
-`hw.HeadwiseError`, with one sentence that says what was expected, what came and what to do.
+`hw.HeadwiseError`, with one sentence that says what was expected, what was given and what to do.
 
-`progress` is called with what is being done, how much is done, and how much there is in all; the
-library itself prints nothing.
+`progress` is called with what is being done, how much of it is done, and how much there is in total
+(0 of 0: a message). The library itself prints nothing.
 """
 # The verbs whose further options are the fields of a recipe.
 _VERBS = (
-    "compress",
-    "profile",
-    "fit",
-    "design",
-    "cut",
-    "recover",
-    "verify",
-    "compare",
-    "train",
-    "run",
+    *("compress", "profile", "fit", "sweep", "cut", "recover", "verify", "compare", "export"),
+    *("new_plan", "design", "train", "evaluate", "generate", "run"),
 )
 _OTHERS = ("report", "load", "open_source")
 
 
 def commands(app: typer.Typer) -> dict[str, Any]:
-    """Every command that does something, by its words (`headwise plan new`), sorted."""
+    """Every command that does something, by its full name (`headwise plan new`), sorted."""
     return dict(sorted(_leaves(typer.main.get_command(app), "headwise")))
 
 

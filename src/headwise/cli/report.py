@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+import headwise as hw
+from headwise.artifacts import check_output
 from headwise.cli.console import quiet_transformers, show
 from headwise.cli.options import ForceFlag, JsonFlag
 
@@ -35,12 +37,9 @@ def report(
 
     Example: headwise report smaller -o report.html
     """
-    from headwise.artifacts import check_output
-    from headwise.reporting.pages import report as write_report
-
     check_output(output, force=force)
     if samples and (run / "model").is_dir():
         quiet_transformers()
-    write_report(run, output, force=force, profile=profile, compare=compare, samples=samples)
+    hw.report(run, output, force=force, profile=profile, compare=compare, samples=samples)
     document = {"report": str(output), "bytes": output.stat().st_size}
     show(document, as_json=json, render=f"Wrote {output}.")

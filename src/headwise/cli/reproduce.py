@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headwise.cli.console import say, show, shown, table
 from headwise.cli.options import JsonFlag
 from headwise.errors import HeadwiseError
-
-if TYPE_CHECKING:
-    from headwise.papers.harness.pages import ReproduceReport
-    from headwise.papers.harness.workers import Pool
+from headwise.papers.claims import choose_claims, known_claims
+from headwise.papers.harness.pages import ReproduceReport
+from headwise.papers.harness.runner import RunRequest, redraw
+from headwise.papers.harness.runner import reproduce as run_trials
+from headwise.papers.harness.workers import LocalPool, Pool, RayPool
 
 
 def reproduce(
@@ -37,7 +38,7 @@ def reproduce(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run the papers' experiments and say of each claim whether it holds, in part, or not.
+    """Run the papers' experiments and judge each claim: it holds, holds in part, or does not.
 
     Run the same command again to resume after a stop: finished trials are never run twice.
 
@@ -50,7 +51,11 @@ def reproduce(
         raise HeadwiseError("reproduce needs a folder for its results; give one with -o.")
     if draw and (claims or quick or any(x is not None for x in (seeds, workers, ray))):
         raise HeadwiseError("--draw draws all that the folder holds; give it only -o.")
-    report = _redraw(out) if draw else _run(claims or [], out, quick, seeds, _pool(workers, ray))
+    report = (
+        redraw(out, known_claims())
+        if draw
+        else _run(claims or [], out, quick, seeds, _pool(workers, ray))
+    )
     rows = [
         (c.id, c.verdict, c.measured, str(len(c.seeds)), str(c.missing) if c.missing else "")
         for c in report.claims
@@ -60,12 +65,12 @@ def reproduce(
     show(document, as_json=as_json, render=found)
     say(f"Wrote {out / 'index.html'}, table.md, results.json and figures.")
     if not draw:
-        _tell_failures(claims or [], report)
+        _fail_if_trials_failed(claims or [], report)
 
 
-def _tell_failures(asked: list[str], report: ReproduceReport) -> None:
+def _fail_if_trials_failed(chosen: list[str], report: ReproduceReport) -> None:
     """Exit with 1 if a trial of this request failed; what this machine lacks is no failure."""
-    mine = [claim for claim in report.claims if not asked or claim.id in asked]
+    mine = [claim for claim in report.claims if not chosen or claim.id in chosen]
     failed = sum(not f.unavailable for claim in mine for f in claim.failures)
     if failed:
         say(f"{failed} trials failed (see table.md). Run the same command again to retry them.")
@@ -73,9 +78,7 @@ def _tell_failures(asked: list[str], report: ReproduceReport) -> None:
 
 
 def _run(ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool) -> ReproduceReport:
-    import headwise.reporting.charts  # noqa: F401  (a missing extra is told before a day's work)
-    from headwise.papers.claims import choose_claims, known_claims
-    from headwise.papers.harness.runner import RunRequest, reproduce
+    import headwise.reporting.charts  # noqa: F401  (a missing extra is reported before the long work)
 
     request = RunRequest(choose_claims(ids), "quick" if quick else "full", seeds)
     with shown() as bar:
@@ -84,22 +87,13 @@ def _run(ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool) 
             bar(f"reproduce: {what}", done, total)
 
         try:
-            return reproduce(request, out, pool, known_claims(), progress)
+            return run_trials(request, out, pool, known_claims(), progress)
         except KeyboardInterrupt:
             say("Stopped. Run the same command again to resume.")
             raise
 
 
-def _redraw(out: Path) -> ReproduceReport:
-    from headwise.papers.claims import known_claims
-    from headwise.papers.harness.runner import redraw
-
-    return redraw(out, known_claims())
-
-
 def _pool(workers: int | None, ray: str | None) -> Pool:
-    from headwise.papers.harness.workers import LocalPool, RayPool
-
     if workers is not None and workers < 1:
         raise HeadwiseError(f"--workers must be at least 1, got {workers}.")
     if workers is not None and ray not in (None, "local"):
@@ -112,8 +106,6 @@ def _pool(workers: int | None, ray: str | None) -> Pool:
 
 
 def _list(ids: list[str], *, as_json: bool) -> None:
-    from headwise.papers.claims import choose_claims
-
     names = ("id", "statement", "source")
     rows = [(claim.id, claim.statement, claim.source) for claim in choose_claims(ids)]
     document = {"claims": [dict(zip(names, row, strict=True)) for row in rows]}

@@ -45,7 +45,7 @@ class ImageReader:
             came, wanted = (" × ".join(map(str, s)) for s in (found.shape[1:], self.shape))
             raise HeadwiseError(
                 f"the images of {images.source} are {came} (channels, height, width) when "
-                f"prepared, but the model reads {wanted}; prepare them for this model, or mend "
+                f"prepared, but the model reads {wanted}; prepare them for this model, or fix "
                 "the size in its preprocessor_config.json."
             )
         return found

@@ -1,10 +1,10 @@
-"""Text by name: a file, a folder, a hub data set, or the built-in corpus.
+"""Text by name: a file, a folder, a hub dataset, or the built-in corpus.
 
     notes.txt                          one document
     folder/                            one document per readable text file below it, by name
     builtin:python                     the running Python's documentation and library source
     builtin:prose, :code, :packages    texts of one kind each (`headwise.data.builtin`)
-    hub:owner/name[:config][:split][:column]   a data set of the Hugging Face hub
+    hub:owner/name[:config][:split][:column]   a dataset on the Hugging Face hub
     owner/name                         the same, when no such path exists here
 
 A text is its documents in a fixed order; its SHA-256 is what runs record, so two runs can be
@@ -140,7 +140,7 @@ def _hub(source: str) -> Iterator[str]:
         from datasets import load_dataset  # type: ignore[import-untyped]
     except ImportError as error:
         raise HeadwiseError(
-            f"{source} is a hub data set, but the `datasets` package is missing; "
+            f"{source} is a hub dataset, but the `datasets` package is missing; "
             "install headwise[hub], or give a file, a folder or builtin:python."
         ) from error
     try:
@@ -148,7 +148,7 @@ def _hub(source: str) -> Iterator[str]:
     # The library raises its own errors, the hub's, requests' and plain ones alike.
     except Exception as error:
         raise HeadwiseError(
-            f"{name} is not a file or folder here, and the hub data set of that name (split "
+            f"{name} is not a file or folder here, and the hub dataset of that name (split "
             f"{split}) could not be loaded ({reason_of(error)}); check the name "
             "and the connection, or give a file, a folder or builtin:python."
         ) from error
@@ -168,7 +168,7 @@ def _hub_parts(source: str) -> tuple[str, str | None, str, str | None]:
     parts = source.removeprefix("hub:").split(":")
     if not parts[0] or len(parts) > 4:
         raise HeadwiseError(
-            f"a hub data set is written hub:owner/name[:config][:split][:column], got {source!r}."
+            f"a hub dataset is written hub:owner/name[:config][:split][:column], got {source!r}."
         )
     name, config, split, column = (parts + [""] * 3)[:4]
     return name, config or None, split or "train", column or None

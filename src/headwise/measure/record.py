@@ -1,4 +1,4 @@
-"""verify.json: what a cut model lost and saved against its source, and what was asked of it.
+"""verify.json: what a cut model lost and saved against its source, and which targets it met.
 
     Verification ─┬─ texts      quality on every text, or set of images
                   │               LanguageQuality    causal models: perplexity, agreement, KL
@@ -6,7 +6,7 @@
                   │               ImageQuality       image models: cosine, classes
                   ├─ size       parameters and cached bytes, counted and by the plan
                   ├─ speed      tokens per second, before and after
-                  ├─ targets    what was asked and whether it was met
+                  ├─ targets    limits on the figures, and whether they were met
                   └─ warnings   what a reader must know
 
 Figures are finite; one that is infinite (a perplexity beyond e^709) is None.
@@ -187,7 +187,7 @@ class SpeedChanges(Frozen):
 
 
 class TargetResult(Frozen):
-    """What was asked of one figure, and what was found; `name` is a field of Targets."""
+    """The limit on one figure, and what was measured; `name` is a field of Targets."""
 
     name: str
     limit: float
@@ -201,10 +201,10 @@ class TargetResult(Frozen):
 
     @property
     def sentence(self) -> str:
-        """What was asked and what was found."""
+        """The limit and what was measured."""
         bound = "at least" if self.name.startswith("min_") else "at most"
         found = "infinite" if self.found is None else _plain(self.found)
-        return f"{self.option} asked for {bound} {_plain(self.limit)}, but it is {found}."
+        return f"{self.option} must be {bound} {_plain(self.limit)}, but is {found}."
 
 
 class Verification(Record):
@@ -235,7 +235,7 @@ def read_verification(folder: Path) -> Verification | None:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What is asked of a cut model; None asks nothing."""
+    """Limits that a cut model must keep; None: no limit."""
 
     max_ratio: float | None = None  # perplexity ÷ dense on the first text
     max_other_ratio: float | None = None  # the same on every other text
@@ -252,7 +252,7 @@ class Targets:
                 raise _no_target(field.name, kind)
 
     def judge(self, texts: Sequence[Quality], size: SizeChanges) -> tuple[TargetResult, ...]:
-        """What was asked, beside what was found."""
+        """Each limit beside what was measured."""
         found: list[TargetResult] = []
         for name, figure, judged in (
             ("max_ratio", "ratio", texts[:1]),

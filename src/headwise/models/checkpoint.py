@@ -301,7 +301,7 @@ def _tensors(folder: Path) -> dict[str, Stored]:
 
 def _broken(file: Path, why: str) -> HeadwiseError:
     return HeadwiseError(
-        f"{file} is not a whole safetensors file ({why}); download or make it again."
+        f"{file} is not a complete safetensors file ({why}); download or make it again."
     )
 
 

@@ -171,7 +171,7 @@ def refuse_incomplete(
         tensor, stored, wanted = wrong_shapes[0]
         raise HeadwiseError(
             f"{name} has {_plain(tensor)} of shape {tuple(stored)}, but its config asks for "
-            f"{tuple(wanted)}; download it again, or mend its config.json."
+            f"{tuple(wanted)}; download it again, or fix its config.json."
         )
     lacking = sorted(n for n in missing if not _may_be_missing(n, model))
     if lacking:
@@ -182,7 +182,7 @@ def refuse_incomplete(
     if unknown:
         raise HeadwiseError(
             f"{name} holds {_listed(unknown)}, which a model of its config does not have; download "
-            "it again, or mend its config.json."
+            "it again, or fix its config.json."
         )
 
 

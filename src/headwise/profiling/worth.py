@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float
 
@@ -10,6 +12,40 @@ from headwise.plan import Plan
 from headwise.planning.fit import FitProblem, HeadWorth, Kept, Worths, kept_by_worth, kept_planes
 from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSummary:
+    """What dropping each side of a layer would cost, and how saturated its attention is.
+
+    A side that is left alone was not measured: None. Attention is seen at the longest context.
+    """
+
+    query_key: float | None
+    value_output: float | None
+    entropy: float
+    jacobian_norm: float
+    score_spread: float
+
+
+def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
+    """A profile in a few numbers per layer."""
+
+    def half(layer: int, *parts: str) -> float | None:
+        names = [f"{p}_sensitivity" for p in parts if profile.has(layer, f"{p}_sensitivity")]
+        return 0.5 * sum(float(profile.get(layer, n).sum()) for n in names) if names else None
+
+    return tuple(
+        LayerSummary(
+            half(i, "plane", "free"),
+            half(i, "vo"),
+            *(
+                float(profile.get(i, name)[-1].mean())
+                for name in ("entropy", "jacobian_norm", "score_spread")
+            ),
+        )
+        for i in range(len(profile.plan.layers))
+    )
 
 
 def fit_problem(profile: Profile, policy: str, rules: WidthRules) -> FitProblem:

@@ -178,10 +178,10 @@ def _engines(plan: Plan) -> str:
 
 def _limits(found: Verification | None, kind: ModelKind) -> str:
     fitted = "text named above; text of another kind, or another language, loses more"
-    measured = "Perplexity is not all: tasks, long contexts and safety were not measured"
+    measured = "Perplexity is not everything: tasks, long contexts and safety were not measured"
     if kind.of_images:
         fitted = "images named above; images of another kind lose more"
-        measured = "Agreement with the source is not all: tasks were not measured"
+        measured = "Agreement with the source is not everything: tasks were not measured"
     if found is None:
         measured = "Its quality was not measured: run `headwise verify` before you use it"
     lines = [
@@ -290,7 +290,7 @@ def _metadata_in(card: Path) -> dict[str, Any]:
 
 
 def _datasets(record: CutRecord) -> list[str]:
-    """Hub data sets among the texts that the model was made with."""
+    """Hub datasets among the texts that the model was made with."""
     source = record.calibration.source
     name = source.split(":")[1] if source.startswith("hub:") else None
     return [name] if name and is_hub_name(name) else []

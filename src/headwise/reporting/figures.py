@@ -81,7 +81,7 @@ def prediction_figure(predicted: float, found: Verification) -> Figure:
     measured = "; ".join(f"{x:+.3f} on {what}" for what, x in rows[1:])
     return Figure(
         title="Predicted against measured",
-        words=f"Predicted {predicted:+.3f}, measured {measured}. The prediction counts neither "
+        caption=f"Predicted {predicted:+.3f}, measured {measured}. The prediction counts neither "
         "the refit after the cut nor any training.",
         chart=alt.layer(bars, labels).properties(width=WIDTH - 150, height=30 * len(rows)),
         columns=("", unit),
@@ -125,7 +125,7 @@ def drift_figure(found: Verification) -> Figure | None:
     )
     return Figure(
         title="Drift by position",
-        words=f"How far each prediction is from the dense model's (Kullback–Leibler): {ends}.",
+        caption=f"How far each prediction is from the dense model's (Kullback–Leibler): {ends}.",
         chart=chart,
         columns=("text", "positions", "tokens", "divergence"),
         rows=[
@@ -161,7 +161,7 @@ def loss_figure(rows: Sequence[StepRecord]) -> Figure:
     ends += f", held-out {held[-1].held_out_loss:.3f}" if held else ""
     return Figure(
         title="Loss",
-        words=f"{ends}, after {rows[-1].tokens:,} tokens in {rows[-1].seconds:.0f} seconds.",
+        caption=f"{ends}, after {rows[-1].tokens:,} tokens in {rows[-1].seconds:.0f} seconds.",
         chart=alt.layer(base.mark_line(strokeWidth=1.4), points).properties(
             width=WIDTH, height=210
         ),
@@ -189,7 +189,7 @@ def rate_figure(rows: Sequence[StepRecord]) -> Figure:
     highest = max(row.lr for row in rows)
     return Figure(
         title="Learning rate and gradient",
-        words=f"The learning rate rose to {highest:.3g}; the gradient norm was at most "
+        caption=f"The learning rate rose to {highest:.3g}; the gradient norm was at most "
         f"{max(row.grad_norm for row in rows):.3g} before clipping.",
         chart=alt.vconcat(*panels),
         columns=("step", "learning rate", "gradient norm"),
@@ -257,7 +257,7 @@ def budgets_figure(profile: Profile) -> Figure | None:
     words = "; ".join(f"{k:.0%} kept: +{best[k]:.3g}" for k in (0.9, 0.75, 0.5) if k in best)
     return Figure(
         title="Predicted rise of the loss",
-        words=f"{words}. Deep cuts lose more than predicted; refitting after the cut recovers "
+        caption=f"{words}. Deep cuts lose more than predicted; refitting after the cut recovers "
         "some of it.",
         chart=chart,
         columns=("kept", *names),
@@ -286,7 +286,7 @@ def method_figures(record: ComparisonRecord) -> list[Figure]:
     return [
         Figure(
             title=f"On {Path(text.source).name}",
-            words=_winners(record, i),
+            caption=_winners(record, i),
             chart=pareto_chart(record, i),
             columns=columns,
             rows=rows,

@@ -1,6 +1,6 @@
 """What a page is made of: sections of paragraphs, tables, cards and figures, as data.
 
-A figure is a chart with its meaning in words and its numbers. Charts become SVG when the page is
+A figure is a chart with a caption and its numbers. Charts become SVG when the page is
 written, so it needs no script and prints as it looks. Colours are the page's (`currentColor`,
 `var(--accent)`) and follow it into a dark theme. For a screen reader the drawing is one image,
 named by its sentence; the numbers follow as a table.
@@ -99,10 +99,10 @@ class Warnings:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A chart with its title, what it shows in words, and its numbers."""
+    """A chart with its title, caption and numbers."""
 
     title: str
-    words: str
+    caption: str
     chart: Chart
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
@@ -145,7 +145,7 @@ def warnings_section(sentences: Sequence[str]) -> list[Section]:
 def provenance_section(rows: Iterable[tuple[str, str | None]], command: str = "") -> Section:
     """Where a result came from: facts, and the command that made it."""
     parts: list[Part] = [Facts(list(rows))]
-    return Section("Where it came from", [*parts, Code(command)] if command else parts)
+    return Section("Provenance", [*parts, Code(command)] if command else parts)
 
 
 def sentence(note: str) -> str:

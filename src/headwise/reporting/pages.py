@@ -56,10 +56,13 @@ def report(
     compare: str | Path | None = None,
     samples: bool = True,
 ) -> Path:
-    """Write one self-contained HTML page about what lies in `path`; returns where it is.
+    """Write one self-contained HTML page about a folder that headwise wrote; returns its path.
 
     `path` is a cut model, a profile, a training run or a comparison. `profile` and `compare` add
-    figures to the page of a cut model; `samples` lets a trained model write a few lines.
+    figures to the page of a cut model; `samples` adds a few samples of a trained model.
+
+    >>> import headwise as hw
+    >>> page = hw.report("smaller", out="page.html")
     """
     source = read_report_source(
         Path(path),
@@ -151,7 +154,7 @@ def training_page(run: TrainingRun) -> Page:
         f"{run.details.objective}; {record.status}."
     )
     sections = [
-        Section("How it went", [Cards(list(_training_headline(run)))]),
+        Section("Results", [Cards(list(_training_headline(run)))]),
         *warnings_section(list(_training_warnings(run))),
     ]
     if run.rows:
@@ -160,9 +163,11 @@ def training_page(run: TrainingRun) -> Page:
         )
     sections.append(Section("The plan", [Figures(width_figures(run.plan), "map")]))
     if run.samples:
-        note = Paragraph("Drawn at temperature 0.8, not chosen. The prompt comes first.")
+        note = Paragraph(
+            "Sampled at temperature 0.8, not cherry-picked. Each sample begins with its prompt."
+        )
         drawn = [Quotation(f"{prompt}{written}") for prompt, written in run.samples]
-        sections.append(Section("What it writes", [note, *drawn]))
+        sections.append(Section("Samples", [note, *drawn]))
     rows = [
         ("text", text.source),
         ("text's SHA-256", text.sha256),

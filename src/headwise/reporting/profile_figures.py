@@ -52,7 +52,7 @@ def width_figures(plan: Plan) -> list[Figure]:
         found.append(
             Figure(
                 title=f"Kept {side} widths",
-                words=f"From {min(flat)} to {max(flat)} of {dense}, {np.mean(flat):.1f} on "
+                caption=f"From {min(flat)} to {max(flat)} of {dense}, {np.mean(flat):.1f} on "
                 f"average, over {len(widths)} layers and {len(widths[0])} head groups.",
                 chart=_map(widths, max(full, *flat)),
                 columns=("layer", *(f"head group {j}" for j in range(len(widths[0])))),
@@ -100,7 +100,7 @@ def spectrum_figures(profile: Profile, plan: Plan | None) -> list[Figure]:
         found.append(
             Figure(
                 title=f"Spectra, {side}",
-                words="Predicted rise of the loss (upwards) if a direction is dropped; directions "
+                caption="Predicted rise of the loss if a direction is dropped; directions "
                 f"from most to least needed, one line per head of some layers.{kept}",
                 chart=_spectrum_chart(rows, plan is not None),
                 columns=("layer and head", "kept", "directions", "largest", "median", "least"),
@@ -261,7 +261,7 @@ def sensitivity_figure(profile: Profile, plan: Plan | None) -> Figure:
     dropped = " Dashed: the part that this plan drops." if plan else ""
     return Figure(
         title="Sensitivity by layer",
-        words=f"What the loss would rise by if a whole side of a layer were dropped. Layer {most} "
+        caption=f"The rise of the loss if a whole side of a layer were dropped. Layer {most} "
         f"matters most.{dropped}",
         chart=chart,
         columns=("layer", *(f"{side}, {what}" for side in _PARTS for what in kinds)),
@@ -326,7 +326,7 @@ def saturation_figure(profile: Profile) -> Figure | None:
     )
     return Figure(
         title="Saturation by length",
-        words="How far the attention can move when its scores move (0.5 at most): lower is more "
+        caption="How far the attention can move when its scores move (0.5 at most): lower is more "
         f"saturated. At {lengths[-1]} tokens, {first[-1]:.3g} in the first layer and "
         f"{last[-1]:.3g} in the last.",
         chart=chart,

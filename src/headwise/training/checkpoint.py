@@ -219,10 +219,10 @@ def restore_checkpoint(path: Path, model: nn.Module, optimizer: AdamW) -> None:
 
     saved, current = load_file(path / _FILES[0]), live_tensors(model)
     if saved.keys() != current.keys() or any(saved[n].shape != current[n].shape for n in current):
-        odd = sorted(saved.keys() ^ current.keys()) or ["shapes"]
+        differing = sorted(saved.keys() ^ current.keys()) or ["shapes"]
         raise HeadwiseError(
-            f"{path} is of another model (they differ in {odd[0]}); resume with the plan and the "
-            "version of headwise that made it."
+            f"{path} is of another model (they differ in {differing[0]}); resume with the plan and "
+            "the version of headwise that made it."
         )
     with torch.no_grad():
         for name, tensor in saved.items():

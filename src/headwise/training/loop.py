@@ -277,10 +277,10 @@ class _Engine:
             action()
 
     def _check_finite(self, values: dict[str, float], step: int) -> None:
-        odd = {name: value for name, value in values.items() if not math.isfinite(value)}
-        if not odd:
+        wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+        if not wrong:
             return
-        name, value = next(iter(odd.items()))
+        name, value = next(iter(wrong.items()))
         saved = checkpoints_in(self.folder.checkpoints) if self.folder else []
         kept = f"the last good state is {saved[-1]}" if saved else "no checkpoint was due before it"
         raise DivergenceError(

@@ -79,7 +79,7 @@ class TextInput(Frozen):
 
 
 class TokenizerInput(Frozen):
-    """Which tokenizer (None: one is trained on the text), and how many tokens were asked for."""
+    """Which tokenizer (None: one is trained on the text), and how many tokens it should have."""
 
     source: str | None
     vocab_size: int | None  # None: the plan's, or the default when the plan has none
@@ -174,8 +174,8 @@ def train(
         text=TextInput(source=text.source, max_chars=max_chars, sha256=text.sha256),
         tokenizer=TokenizerInput(source=tokenizer, vocab_size=vocab_size),
     )
-    asked = _Asked(Path(out), inputs, plan, text, force, command, beginning)
-    return _run(asked, observer, progress)
+    request = _Request(Path(out), inputs, plan, text, force, command, beginning)
+    return _run(request, observer, progress)
 
 
 def resume_training(
@@ -214,7 +214,7 @@ def resume_training(
         text=found.text.model_copy(update=_given(text_changes)),
         tokenizer=found.tokenizer.model_copy(update=_given(tokenizer_changes)),
     )
-    return _run(_Asked(out, inputs, given), observer, progress)
+    return _run(_Request(out, inputs, given), observer, progress)
 
 
 def _given(changes: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def read_training(folder: Path) -> TrainingRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """A run to start or to resume; without a plan or a text, only to resume."""
 
     out: Path
@@ -277,65 +277,65 @@ class _Asked:
         return TrainSettings.from_dict(self.inputs.settings, str(self.out / RUN))
 
 
-def _run(asked: _Asked, observer: Observer | None, progress: Progress) -> TrainResult:
-    settings = asked.settings
+def _run(request: _Request, observer: Observer | None, progress: Progress) -> TrainResult:
+    settings = request.settings
     processes = accelerator(settings.device)
     check_division(settings, processes.num_processes)
     built: list[Any] = []  # the model, if the first process had to build it to begin
     with contextlib.ExitStack() as held:
-        status, details = on_main(processes, lambda: _begin(asked, held, built, progress))
-        if not (asked.out / RUN).is_file():
+        status, details = on_main(processes, lambda: _begin(request, held, built, progress))
+        if not (request.out / RUN).is_file():
             raise HeadwiseError(
-                f"{asked.out} is not visible to every process; put the run on shared storage."
+                f"{request.out} is not visible to every process; put the run on shared storage."
             )
         if built and observer is not None:
-            observer.noted(_text_words(asked.inputs.text, details.text))
+            observer.noted(_describe_text(request.inputs.text, details.text))
         if status == "finished":
-            result = TrainResult(asked.out, status, details.last, details.text)
+            result = TrainResult(request.out, status, details.last, details.text)
         else:
-            job = _job(RunFolder(asked.out), details, settings, built)
-            result = _train(RunFolder(asked.out), details, job, processes, observer)
+            job = _job(RunFolder(request.out), details, settings, built)
+            result = _train(RunFolder(request.out), details, job, processes, observer)
     processes.end_training()
     return result
 
 
 def _begin(
-    asked: _Asked, held: contextlib.ExitStack, built: list[Any], progress: Progress
+    request: _Request, held: contextlib.ExitStack, built: list[Any], progress: Progress
 ) -> tuple[Status, TrainDetails]:
     """Hold the folder and see to it that everything the loop reads is there."""
     opened = resume_in_place(
-        asked.out,
+        request.out,
         KIND,
-        asked.inputs.model_dump(mode="json"),
-        force=asked.force,
-        reads=[asked.inputs.text.source, asked.inputs.tokenizer.source or ""],
+        request.inputs.model_dump(mode="json"),
+        force=request.force,
+        reads=[request.inputs.text.source, request.inputs.tokenizer.source or ""],
         free=FREE_ON_RESUME,
-        command=asked.command,
+        command=request.command,
     )
     run = held.enter_context(opened)
-    record = read_training(asked.out)
+    record = read_training(request.out)
     details = record.details
     if details is None:
-        details = _prepare(asked, built, progress)
+        details = _prepare(request, built, progress)
         run.drop_replaced()
     elif record.status != "finished":
-        _check_tokens(RunFolder(asked.out), details)
+        _check_tokens(RunFolder(request.out), details)
     if record.status != "finished":
-        update_run(asked.out, status="running", details=details.to_dict())
+        update_run(request.out, status="running", details=details.to_dict())
     return record.status, details
 
 
-def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetails:
+def _prepare(request: _Request, built: list[Any], progress: Progress) -> TrainDetails:
     """Write plan, tokenizer and tokens, once they and the model are known to be good."""
-    if asked.plan is None:
+    if request.plan is None:
         raise HeadwiseError(
-            f"{asked.out} was stopped before its plan and its tokens were stored; run the whole "
+            f"{request.out} was stopped before its plan and its tokens were stored; run the whole "
             "command again."
         )
-    settings, folder = asked.settings, RunFolder(asked.out)
-    text = asked.text or _read_again(asked.inputs.text)
+    settings, folder = request.settings, RunFolder(request.out)
+    text = request.text or _read_again(request.inputs.text)
     split = held_out_split(text.documents, settings.split)
-    tokenizer, plan = fitted_tokenizer(asked.plan, asked.inputs.tokenizer, split.train)
+    tokenizer, plan = fitted_tokenizer(request.plan, request.inputs.tokenizer, split.train)
     check_context(plan, settings)
 
     streams = [token_stream(tokenizer, part, progress) for part in (split.train, split.held_out)]
@@ -349,8 +349,8 @@ def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetail
         for name, stream in zip(STREAMS, streams, strict=True):
             np.save(path / name, stream)
     write_text(folder.plan, plan.to_json(), force=True)
-    if asked.beginning is not None:
-        asked.beginning(folder.path)
+    if request.beginning is not None:
+        request.beginning(folder.path)
     return TrainDetails(
         text=TextDetails(
             documents=len(text.documents),
@@ -366,7 +366,7 @@ def _prepare(asked: _Asked, built: list[Any], progress: Progress) -> TrainDetail
     )
 
 
-def _text_words(text: TextInput, found: TextDetails) -> str:
+def _describe_text(text: TextInput, found: TextDetails) -> str:
     return (
         f"{text.source}: {found.train_tokens} tokens to train on, {found.held_out_tokens} held "
         f"out ({found.split})."
@@ -490,20 +490,20 @@ def _build(plan: Plan, tokens: dict[str, int | None], settings: TrainSettings) -
 
 
 def fitted_tokenizer(
-    plan: Plan, asked: TokenizerInput, documents: tuple[str, ...]
+    plan: Plan, request: TokenizerInput, documents: tuple[str, ...]
 ) -> tuple[PreTrainedTokenizerBase, Plan]:
     """The tokenizer, loaded or trained, and the plan with the vocabulary size they agree on."""
-    planned, wanted = plan.shape.vocab_size, asked.vocab_size
+    planned, wanted = plan.shape.vocab_size, request.vocab_size
     if planned and wanted and planned != wanted:
         raise HeadwiseError(
             f"the plan has a vocab_size of {planned}, but --vocab-size asks for {wanted}; leave "
             "it out, or change the plan."
         )
-    if asked.source is None:
+    if request.source is None:
         size = planned or wanted or DEFAULT_VOCAB
         tokenizer = trained_tokenizer(documents, size, encoder=not plan.shape.causal)
     else:
-        tokenizer = load_tokenizer(asked.source)
+        tokenizer = load_tokenizer(request.source)
         size = planned or wanted or len(tokenizer)
     if len(tokenizer) > size:
         raise HeadwiseError(
