@@ -85,6 +85,7 @@ def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
         assert answer["planes"] == [[len(h.rotary_planes) for h in x.heads] for x in plan.layers]
         assert answer["loss"] == document["predicted"]["loss_increase"]
         assert answer["exact"] == document["predicted"]["exact"]
+        assert [e["runs"] for e in answer["engines"]] == [e["runs"] for e in document["runs_in"]]
         assert all(answer["cost"][r] == document["cost"][r] for r in RESOURCES)
     assert met >= 3
 

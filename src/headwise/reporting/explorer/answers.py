@@ -25,6 +25,7 @@ from headwise.plan import PLAN_FORMAT, RESOURCES, Budget, Cost, Limit, Plan, Res
 from headwise.planning.cost import SIDES, dense_cost, unit_cost
 from headwise.planning.fit import FitProblem, fit, ranking, width_curves
 from headwise.planning.rules import GRANULARITIES, WidthRules
+from headwise.planning.targets import runs_in
 from headwise.planning.widths import side_of
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import worths
@@ -114,6 +115,10 @@ class Answers:
             "cost": task.cost(found.plan).model_dump(include=set(_SHOWN)),
             "loss": found.loss_increase,
             "exact": found.exact,
+            "engines": [
+                {"target": one.target, "runs": one.yes, "why": one.how or one.why_not}
+                for one in runs_in(found.plan)
+            ],
         }
 
     def _least_cost(self, rules: WidthRules) -> dict[Resource, int]:

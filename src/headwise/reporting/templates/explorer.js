@@ -144,6 +144,14 @@ function short(number) {
   return number.toLocaleString("en");
 }
 
+// Which engines run the plan as it is, the reasons folded away.
+function engineList(engines) {
+  const yes = engines.filter((one) => one.runs).map((one) => one.target);
+  const rows = engines.map((one) => element("li", {}, `${one.target}: ${one.runs ? "yes" : "no"}, ${one.why}`));
+  return element("details", { class: "quiet" },
+    element("summary", {}, `Runs in: ${yes.join(", ") || "headwise only"}`), element("ul", {}, ...rows));
+}
+
 function lossWords(loss) {
   if (facts.objective === "embedding") return `1 − cosine ${loss.toPrecision(3)}`;
   if (facts.objective === "label") return `divergence ${loss.toPrecision(3)}`;
@@ -210,6 +218,7 @@ function drawPlan(place, { answer }) {
   place.querySelector(".content").replaceChildren(
     element("div", { class: "big" }, lossWords(answer.loss)),
     element("p", { class: "quiet" }, `predicted; ${unit}${exact}`),
+    engineList(answer.engines),
     element("table", {}, element("tbody", {}, ...rows)),
     ...drawMap("Query-key widths", answer.qk, place.clientWidth), ...drawMap("Value-output widths", answer.vo, place.clientWidth));
 }
