@@ -151,6 +151,10 @@ def plans_have_equal_parameters_and_learn(results):
     return True
 
 
+def plans_have_equal_costs(results):
+    return len({(r.values["attn_params"], r.values["flops"]) for r in results}) == 1
+
+
 def every_plan_learns_text_and_four_grams(results):
     kinds = {"text": 0.8 * math.log(300), "4-gram": 0.95}  # shares of the loss of a guess
     return all(
@@ -278,6 +282,7 @@ FACTS = {
         plant("flops_per_step", 1.0, policy="theory"),
     ),
     "adaptive": (every_plan_learns_text_and_four_grams, plant("loss", 1.0, condition="4-gram")),
+    "two-layers": (plans_have_equal_costs, plant("flops", 1)),
     "robustness": (more_noise_hurts_more_at_equal_parameters, less_harm_from_more_noise),
     "single-is-tied-multi": (verdict_is("single-is-tied-multi"), plant("tied", 1e-6)),
     "ensemble": (a_head_of_many_is_weak_alone, plant("alone", 0.5)),

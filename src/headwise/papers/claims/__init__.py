@@ -22,6 +22,7 @@ PLACES = (
     "allocation.planned_vs_uniform:CLAIM",
     "allocation.planned_vs_uniform:CLASSIFICATION",
     "allocation.adaptive:CLAIM",
+    "allocation.two_layers:CLAIM",
     "allocation.robustness:CLAIM",
     "head_counts.tied_heads:CLAIM",
     "head_counts.ensemble:CLAIM",

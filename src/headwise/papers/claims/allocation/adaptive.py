@@ -69,20 +69,20 @@ PLANS: dict[Size, dict[str, list[list[int]]]] = {
 D_MODEL: dict[Size, int] = {"quick": 32, "full": 64}
 # Scored by the rule itself, in expectation over its noise; named, since it decides the numbers.
 _LABELS = {"kind": "classification", "scored_by": "rule"}
-_TEXT: dict[Size, dict[str, Any]] = {
+TEXT: dict[Size, dict[str, Any]] = {
     "quick": {"kind": "text", "characters": 150_000, "vocab_size": 300},
     "full": {"kind": "text", "characters": 8_000_000, "vocab_size": 1024},
 }
 CONDITIONS: dict[Size, dict[str, dict[str, Any]]] = {
     "quick": {
-        "text, 8 tokens": {**_TEXT["quick"], "context": 8},
-        "text, 32 tokens": {**_TEXT["quick"], "context": 32},
+        "text, 8 tokens": {**TEXT["quick"], "context": 8},
+        "text, 32 tokens": {**TEXT["quick"], "context": 32},
         "4-gram": {"kind": "4-gram", "length": 8},
         "classification": {**_LABELS, "length": 16, "vocab_size": 8, "marks": 3},
     },
     "full": {
-        "text, 16 tokens": {**_TEXT["full"], "context": 16},
-        "text, 256 tokens": {**_TEXT["full"], "context": 256},
+        "text, 16 tokens": {**TEXT["full"], "context": 16},
+        "text, 256 tokens": {**TEXT["full"], "context": 256},
         "induction, 15 tokens": {"kind": "induction", "length": 15, "vocab_size": 64, "prefix": 8},
         "induction, 63 tokens": {"kind": "induction", "length": 63, "vocab_size": 64, "prefix": 32},
         "4-gram": {"kind": "4-gram", "length": 32},
