@@ -25,6 +25,7 @@ from headwise.baselines.catalogue import METHODS, RECOVERED
 from headwise.cutting.settings import CutSettings
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.measure.record import Targets
+from headwise.measure.settings import VerifySettings
 from headwise.plan import RESOURCES, Budget, Limit, ModelShape
 from headwise.planning.families import new_shape
 from headwise.planning.rules import FIT_POLICIES, WidthRules
@@ -36,12 +37,20 @@ RECIPE = "recipe.yaml"
 RECIPE_FORMAT: Literal["headwise-recipe/1"] = "headwise-recipe/1"
 SPLIT = 0.1  # of the text or the images, kept for verification
 _P, _C, _T, _R = ProfileSettings(), CutSettings(), TrainSettings(), RecoverSettings()
-_W = WidthRules()
+_W, _V = WidthRules(), VerifySettings()
 
 
 def _names(value: Any) -> Any:
     """One name stands for a list of one."""
     return (str(value),) if isinstance(value, str | Path) else value
+
+
+def _task_names(value: Any) -> Any:
+    """Names with commas between them, once or several times."""
+    given = _names(value)
+    if not isinstance(given, list | tuple):
+        return given
+    return tuple(part.strip() for one in given for part in str(one).split(",") if part.strip())
 
 
 def _name(value: Any) -> Any:
@@ -69,6 +78,7 @@ def _numbers(value: Any) -> Any:
 
 Name = Annotated[str, BeforeValidator(_name)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+TaskNames = Annotated[tuple[str, ...], BeforeValidator(_task_names)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 LimitText = Annotated[str | None, BeforeValidator(_limit)]
 Granularity = Literal["layer", "head", "model"]
@@ -480,7 +490,17 @@ class VerifyRecipe(OnDevice, QualityTargets):
     tokens: int | None = option(None, "Tokens of each text to score [all].", ge=1)
     window: int | None = option(None, "Tokens per window [min(the context, 1024)].", ge=1)
     stride: int | None = option(None, "Tokens scored per window [--window].", ge=1)
-    repeats: int = option(5, "Timing runs per model; 0 skips the timing.", ge=0)
+    repeats: int = option(_V.repeats, "Timing runs per model; 0 skips the timing.", ge=0)
+    seconds: float = option(_V.seconds, "Time limit of each timed point, in seconds.", gt=0)
+    memory: str = option(_V.memory, "Memory in which sequences are to fit, such as 24GiB.")
+    tasks: TaskNames = option(
+        (), "Tasks to answer through lm-eval: lambada,piqa,arc_easy,winogrande,hellaswag,boolq, …"
+    )
+    task_data: Name | None = option(
+        None, "Folder with TASK*.jsonl files to ask instead of lm-eval's own data."
+    )
+    task_limit: int | None = option(None, "Questions of each task [all].", ge=2)
+    samples: int = option(_V.samples, "Prompts that both models continue; 0: none.", ge=0)
     max_attn_params: LimitText = option(
         None, "Target: attention parameters, 75% of the dense model's or a number."
     )

@@ -1,7 +1,7 @@
 """JSON files as frozen, versioned records: one clear sentence for a file that is not one.
 
     class Verification(Record):
-        format: Literal["headwise-verify/2"] = "headwise-verify/2"
+        format: Literal["headwise-verify/3"] = "headwise-verify/3"
         …
 
     write_record(path, verification)        whole or not at all

@@ -22,7 +22,7 @@ from headwise.exporting.run import export_model
 from headwise.measure.evaluation import Evaluation, evaluate_model
 from headwise.measure.generation import Continuation, continuation
 from headwise.measure.record import VERIFY_RECORD, Verification
-from headwise.measure.verification import VerifySettings
+from headwise.measure.settings import VerifySettings
 from headwise.measure.verification import verify as verify_model
 from headwise.pipeline import (
     REPORT,
@@ -203,6 +203,12 @@ def verify(
         dtype=recipe.dtype,
         trust_remote_code=recipe.trust_remote_code,
         repeats=recipe.repeats,
+        seconds=recipe.seconds,
+        memory=recipe.memory,
+        tasks=recipe.tasks,
+        task_data=recipe.task_data,
+        task_limit=recipe.task_limit,
+        samples=recipe.samples,
     )
     found = verify_model(cut, against, texts, settings, targets=recipe.targets, progress=progress)
     if out is not None:

@@ -101,8 +101,19 @@ def test_one_document_says_it_all(causal, text, other, tmp_path):
     for one in size.values():
         assert one["cut"] == one["cut_plan"]
         assert one["dense"] == one["dense_plan"]
-    assert found["speed"]["prompt"] == 67 - 16
-    assert found["speed"]["decode"]["ratio"] > 0
+    points = {p["point"]: p for p in found["speed"]["points"]}
+    assert list(points) == ["prefill", "decode", "serving", "serving, longer"]
+    assert [points[n]["context"] for n in ("prefill", "decode")] == [67, 67 - 16]
+    assert points["serving"]["cache_to_weights"] == pytest.approx(1, rel=0.1)
+    assert points["serving, longer"]["cache_to_weights"] == pytest.approx(4, rel=0.1)
+    for point in points.values():
+        assert point["ratio"] > 0
+        if point["point"].startswith("serving"):
+            assert point["same_code"]["median"] > 0
+            assert 0 < point["peak"]["cut"] < point["peak"]["dense"]
+    assert found["fits"]["cut"] > found["fits"]["dense"] > 0
+    assert len(found["samples"]) > 0
+    assert found["tasks"] == []
     assert found["met"] is True
     assert ["does not say which text" in w for w in found["warnings"]] == [True]
 
@@ -167,7 +178,8 @@ def test_encoders_are_compared_by_their_embeddings(encoder, text):
     assert found["kind"] == "encoder"
     assert found["texts"][0]["cosine"] == pytest.approx(1, abs=1e-6)
     assert found["size"]["kv_bytes"] is None
-    assert found["speed"]["decode"] is None
+    assert [p["point"] for p in found["speed"]["points"]] == ["prefill"]
+    assert (found["fits"], found["samples"]) == (None, [])
     cut = _document(encoder, "cut", "--text", text, "--min-cosine", "0.9999", code=1)
     assert cut["texts"][0]["least_cosine"] <= cut["texts"][0]["cosine"] < 0.9999
     assert cut["size"]["attn_params"]["cut"] == cut["size"]["attn_params"]["cut_plan"]

@@ -11,7 +11,6 @@ from headwise.errors import HeadwiseError
 from headwise.measure.comparison import embedding_cosines, text_comparison
 from headwise.measure.likelihood import likelihood
 from headwise.measure.size import cache_bytes, counted
-from headwise.measure.speed import speeds
 from headwise.models.build import convert
 from headwise.planning.cost import cost
 from headwise.source import open_source
@@ -132,32 +131,3 @@ def test_cosines_ignore_padding_and_see_differences():
     alone = [embedding_cosines(model, other, words, [s])[0] for s in sentences]
     np.testing.assert_allclose(together, alone, rtol=1e-4)
     assert max(together) < 0.9
-
-
-def test_speeds_take_turns(monkeypatch):
-    from headwise.measure import speed
-
-    calls = []
-
-    def timed(model, prompt, new_tokens):
-        calls.append(model)
-        return {"a": 2.0, "b": 4.0}[model] + len(calls) * 1e-9, 8.0
-
-    monkeypatch.setattr(speed, "_timed", timed)
-    found = speed.speeds(("a", "b"), prompt=128, new_tokens=16, repeats=3)
-    assert calls == ["b", "a", "a", "b", "b", "a", "a", "b"]  # one warm-up each, then in turns
-    assert [s.prefill.median for s in found] == pytest.approx([64, 32])
-    assert [s.decode.median for s in found] == pytest.approx([2, 2])
-    assert all(s.prefill.low <= s.prefill.median <= s.prefill.high for s in found)
-
-
-def test_speeds_of_real_models():
-    found = speeds(
-        (tiny.stock("llama"), tiny.narrowed(convert(tiny.stock("llama")))),
-        prompt=11,
-        new_tokens=2,
-        repeats=1,
-    )
-    assert all(s.prefill.median > 0 and s.decode.median > 0 for s in found)
-    (encoder,) = speeds((tiny.stock("bert_bare"),), prompt=11, new_tokens=0, repeats=1)
-    assert encoder.decode is None

@@ -114,8 +114,8 @@ def test_a_verification_is_read_as_it_was_written(tmp_path):
         (("size", "kv_bytes", "share"), [[[[]]]], "size.kv_bytes.share"),
         (("met",), "perhaps", "met"),
         (("more",), 1, "unknown key 'more'"),
-        (("format",), "headwise-verify/1", "must have the format 'headwise-verify/2'"),
-        (("format",), [], "must have the format 'headwise-verify/2'"),
+        (("format",), "headwise-verify/2", "must have the format 'headwise-verify/3'"),
+        (("format",), [], "must have the format 'headwise-verify/3'"),
     ],
 )
 def test_a_damaged_verification_is_one_sentence(tmp_path, path, value, field):

@@ -46,9 +46,20 @@ def verification_of(ratio: float = 1.05, other: float = 1.25) -> dict:
     def rate(median):
         return {"median": median, "low": median, "high": median}
 
+    def point(name, batch, context, dense, cut):
+        return {
+            "point": name,
+            "batch": batch,
+            "context": context,
+            "repeats": 5,
+            "dense": rate(dense),
+            "cut": rate(cut),
+            "ratio": cut / dense,
+        }
+
     size = {"dense": 1000, "cut": 750, "share": 0.75, "dense_plan": 1000, "cut_plan": 750}
     return {
-        "format": "headwise-verify/2",
+        "format": "headwise-verify/3",
         "model": "small",
         "against": "model",
         "kind": "causal",
@@ -58,12 +69,36 @@ def verification_of(ratio: float = 1.05, other: float = 1.25) -> dict:
         ],
         "size": {"attn_params": size, "params": size, "kv_bytes": size | {"bytes_per_number": 4}},
         "speed": {
-            "prompt": 51,
-            "new_tokens": 16,
-            "repeats": 5,
-            "prefill": {"dense": rate(100.0), "cut": rate(80.0), "ratio": 0.8},
-            "decode": {"dense": rate(50.0), "cut": rate(60.0), "ratio": 1.2},
+            "seconds": 60.0,
+            "points": [
+                point("prefill", 1, 51, 100.0, 80.0),
+                point("decode", 1, 51, 50.0, 60.0),
+                point("serving", 16, 13, 500.0, 700.0)
+                | {"same_code": rate(560.0), "peak": {"dense": 2**31, "cut": 2**30}},
+            ],
+            "left_out": ["serving, longer was left out: no time."],
         },
+        "fits": {"memory": 24 * 2**30, "context": 51, "dense": 40, "cut": 80},
+        "tasks": [
+            {
+                "name": "piqa",
+                "source": "piqa.jsonl",
+                "metric": "acc_norm",
+                "questions": 200,
+                "dense": 0.7,
+                "dense_stderr": 0.03,
+                "cut": 0.6,
+                "cut_stderr": 0.04,
+                "difference": -0.1,
+                "difference_stderr": 0.02,
+                "gained": 5,
+                "lost": 25,
+            }
+        ],
+        "samples": [
+            {"prompt": "One two", "dense": " three", "cut": " three"},
+            {"prompt": "Once upon", "dense": " a time", "cut": " a mime"},
+        ],
         "warnings": ["mine.txt is the text the model was calibrated on."],
         "device": "cpu",
         "dtype": "float32",

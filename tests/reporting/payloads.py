@@ -24,7 +24,9 @@ PAYLOADS = {
     "expression": "datum.constructor('x')() {signal} '+alert(1)+'",
 }
 # What must be one of a few words to be a valid record, or is data of another kind.
-_FIXED = frozenset({"format", "kind", "role", "status", "objective", "plan", "tensors", "budget"})
+_FIXED = frozenset(
+    {"format", "kind", "role", "status", "objective", "plan", "tensors", "budget", "point"}
+)
 _FREE_KEYS = frozenset({"versions", "settings", "methods"})
 
 

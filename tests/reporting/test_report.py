@@ -127,12 +127,12 @@ def test_speeds_that_overlap_are_neither_good_nor_bad(made, tmp_path, headwise):
     assert change(56.0, 60.0) == "faster"
     verification = made.verification(1.01, 1.02)
     for side in ("dense", "cut"):
-        verification["speed"]["prefill"][side] |= {"low": 10.0, "high": 190.0}
+        verification["speed"]["points"][0][side] |= {"low": 10.0, "high": 190.0}
     path = made.cut(tmp_path / "small", verification=verification)
     assert headwise("report", path, "-o", tmp_path / "page.html").code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "100 → 80 tokens/s, within the spread" in page
-    assert "not faster" not in page
+    assert "everywhere faster" not in page
 
 
 def test_warnings_are_plain_words_and_not_always_there(made, tmp_path, pages):
@@ -140,14 +140,21 @@ def test_warnings_are_plain_words_and_not_always_there(made, tmp_path, pages):
         "the perplexity is 25% higher than before",
         "mine.txt is the text the model was calibrated on.",
         "A target was missed: --max-ratio must be at most 1.01, but is 1.05.",
-        "It is smaller but not faster: reading runs at 80%",
+        "It is smaller but not everywhere faster: prefill of 51 tokens runs at 80%",
+        "It answers piqa worse: -10.0% ± 2.0% of 200 questions.",
+        "serving, longer was left out: no time.",
         "calibrated on only 88 tokens",
     ):
         assert words in pages["cut"], words
-    assert "writing runs" not in pages["cut"]
+    assert "decode after 51 tokens runs" not in pages["cut"]
     assert "This model has not been measured yet" in pages["unverified"]
     assert "has not been measured" not in pages["cut"]
-    quiet = made.verification(1.01, 1.02) | {"warnings": [], "targets": [], "speed": None}
+    quiet = made.verification(1.01, 1.02) | {
+        "warnings": [],
+        "targets": [],
+        "speed": None,
+        "tasks": [],
+    }
     used = {"source": "mine.txt", "sha256": "3" * 64, "tokens": 99999}
     path = made.cut(tmp_path / "good", verification=quiet, calibration=used)
     source = read_report_source(path)
@@ -314,3 +321,17 @@ def test_a_profile_that_is_damaged_is_refused(made, tmp_path, headwise):
     assert done.code == 2
     with pytest.raises(Exception, match="format"):
         Profile.read(path)
+
+
+def test_speed_tasks_and_samples_are_shown_side_by_side(pages):
+    for words in (
+        "decode after 16 × 13 tokens",
+        "2.00 GiB → 1.00 GiB",
+        "×1.25",  # of the dense model with the same code
+        "40 → 80 of 51 tokens in 24.00 GiB",
+        "70.0% ± 3.0%",
+        "-10.0% ± 2.0%",
+        "5 / 25",
+        "a mime",
+    ):
+        assert words in pages["cut"], words

@@ -39,7 +39,7 @@ def verify(recipe: VerifyRecipe, common: Common) -> None:
 
 def conclude(found: Verification) -> None:
     """Print the warnings and the missed targets; a missed target is exit code 1."""
-    for warning in found.warnings:
+    for warning in (*found.warnings, *(found.speed.left_out if found.speed else ())):
         say(f"Note: {warning}")
     for target in found.targets:
         if not target.met:
@@ -54,9 +54,30 @@ def verification_table(found: Verification) -> RenderableType:
     for name, size in found.size.items():
         share = f"{size.share:.2%}"
         rows.append((SIZE_NAMES[name], f"{size.dense:,}", f"{size.cut:,}", share))
-    for which, speed in found.speed.items() if found.speed else ():
-        rates = (_rate(speed.dense), _rate(speed.cut))
-        rows.append((f"{which}, tokens/s", *rates, _times(speed.ratio)))
+    for point in found.speed.points if found.speed else ():
+        rates = (_rate(point.dense), _rate(point.cut))
+        rows.append((f"{point.title}, tokens/s", *rates, _times(point.ratio)))
+        if point.same_code is not None:
+            alike = _times(point.same_code_ratio)
+            rows.append(("  dense with the same code", _rate(point.same_code), "", alike))
+        if point.peak is not None:
+            peaks = (_gib(point.peak.dense), _gib(point.peak.cut))
+            share = f"{point.peak.cut / point.peak.dense:.2%}"
+            rows.append(("  peak memory, GiB", *peaks, share))
+    if found.fits is not None:
+        fits = found.fits
+        what = f"sequences of {fits.context:,} tokens in {_gib(fits.memory)} GiB"
+        ratio = _times(fits.cut / fits.dense) if fits.dense else ""
+        rows.append((what, f"{fits.dense:,}", f"{fits.cut:,}", ratio))
+    for task in found.tasks:
+        rows.append(
+            (
+                f"{task.name} ({task.metric}, {task.questions:,} questions)",
+                f"{task.dense:.2%} ±{task.dense_stderr:.2%}",
+                f"{task.cut:.2%} ±{task.cut_stderr:.2%}",
+                f"{task.difference:+.2%} ±{task.difference_stderr:.2%}",
+            )
+        )
     title = f"{found.model} against {found.against}"
     return table(title, ("", ">dense", ">cut", ">cut ÷ dense"), rows)
 
@@ -80,6 +101,10 @@ def _quality_rows(text: Quality) -> list[tuple[str, str, str, str]]:
         rows.append(("  top class agrees", "", f"{text.top_agreement:.2%}", ""))
         rows.append(("  KL, nats per image", "", _number(text.kl), ""))
     return rows
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:.2f}"
 
 
 def _number(value: float | None) -> str:

@@ -5,7 +5,10 @@
                   │               EmbeddingQuality   encoders: cosine between embeddings
                   │               ImageQuality       image models: cosine, classes
                   ├─ size       parameters and cached bytes, counted and by the plan
-                  ├─ speed      tokens per second, before and after
+                  ├─ speed      tokens per second where it is felt, before and after
+                  ├─ fits       how many sequences fit a stated memory
+                  ├─ tasks      questions answered right, paired question by question
+                  ├─ samples    what both models write after the same prompts
                   ├─ targets    limits on the figures, and whether they were met
                   └─ warnings   what a reader must know
 
@@ -170,20 +173,110 @@ class RateChange(Frozen):
         return "slower" if self.cut.high < self.dense.low else "within the spread"
 
 
-class SpeedChanges(Frozen):
-    """Reading a prompt at once, and writing token by token after it (causal models only)."""
+PointName = Literal["prefill", "decode", "serving", "serving, longer"]
 
-    prompt: int
-    new_tokens: int
+
+class Peak(Frozen):
+    """Bytes while a token is decoded: weights, cache and the most that is needed beside them."""
+
+    dense: int
+    cut: int
+
+
+class SpeedPoint(RateChange):
+    """A speed at one place: `batch` sequences of `context` tokens.
+
+    A prompt is read at once; elsewhere one more token of each sequence is written, with a cache
+    that grows. `cache_to_weights` is how much the dense model's cache weighs there, in its weights.
+    """
+
+    point: PointName
+    batch: int
+    context: int
     repeats: int
-    prefill: RateChange
-    decode: RateChange | None = None
+    cache_to_weights: float | None = None
+    # The dense model with the attention code of the cut one: what the smaller cache alone brings.
+    same_code: Rate | None = None
+    peak: Peak | None = None
 
-    def items(self) -> Iterator[tuple[Literal["prefill", "decode"], RateChange]]:
-        """What was timed, with its name."""
-        yield "prefill", self.prefill
-        if self.decode is not None:
-            yield "decode", self.decode
+    @property
+    def title(self) -> str:
+        """The point in words."""
+        if self.point == "prefill":
+            return f"prefill of {self.context:,} tokens"
+        several = f"{self.batch} × " if self.batch > 1 else ""
+        return f"decode after {several}{self.context:,} tokens"
+
+    @property
+    def same_code_ratio(self) -> float | None:
+        """The cut model's speed ÷ the dense model's, both with the same attention code."""
+        return None if self.same_code is None else self.cut.median / self.same_code.median
+
+
+class SpeedChanges(Frozen):
+    """Tokens per second at every point that was timed, and why the others were not."""
+
+    seconds: float  # the most that one point was given
+    points: Annotated[tuple[SpeedPoint, ...], Field(min_length=1)]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def prefill(self) -> SpeedPoint | None:
+        """Reading a prompt."""
+        return self.at("prefill")
+
+    @property
+    def decode(self) -> SpeedPoint | None:
+        """Writing one sequence."""
+        return self.at("decode")
+
+    @property
+    def serving(self) -> SpeedPoint | None:
+        """Writing many sequences, where the cache weighs most of what was timed."""
+        return self.at("serving, longer") or self.at("serving")
+
+    def at(self, name: PointName) -> SpeedPoint | None:
+        """The point of that name, if it was timed."""
+        return next((p for p in self.points if p.point == name), None)
+
+
+class Fits(Frozen):
+    """How many sequences of `context` tokens fit `memory` bytes beside the weights."""
+
+    memory: int
+    context: int
+    dense: int
+    cut: int
+
+
+class TaskResult(Frozen):
+    """A task answered by both models, the difference paired question by question."""
+
+    name: str
+    source: str  # the file of the questions, or lm-eval's own data
+    metric: str
+    questions: Annotated[int, Field(ge=2)]
+    dense: float
+    dense_stderr: float
+    cut: float
+    cut_stderr: float
+    difference: float  # cut − dense
+    difference_stderr: float  # of the paired differences
+    gained: int  # questions that only the cut model answers right
+    lost: int  # that only the dense model does
+
+
+class Sample(Frozen):
+    """What both models write after a prompt, the likeliest token each time."""
+
+    prompt: str
+    dense: str
+    cut: str
+
+    @property
+    def same(self) -> bool:
+        """Whether they wrote the same."""
+        return self.dense == self.cut
 
 
 class TargetResult(Frozen):
@@ -210,13 +303,16 @@ class TargetResult(Frozen):
 class Verification(Record):
     """The content of verify.json."""
 
-    format: Literal["headwise-verify/2"] = "headwise-verify/2"
+    format: Literal["headwise-verify/3"] = "headwise-verify/3"
     model: str
     against: str
     kind: Kind
     texts: Annotated[tuple[_Tagged, ...], Field(min_length=1)]
     size: SizeChanges
     speed: SpeedChanges | None = None  # None: it was not timed
+    fits: Fits | None = None  # causal models
+    tasks: tuple[TaskResult, ...] = ()
+    samples: tuple[Sample, ...] = ()
     targets: tuple[TargetResult, ...] = ()
     met: bool = True  # every target
     warnings: tuple[str, ...] = ()

@@ -1,84 +1,243 @@
-"""Tokens per second of several models side by side; an image counts as many as it has patches.
+"""Tokens per second of several models side by side, where the speed is felt.
+
+    prefill          one prompt, read at once (an image counts as many tokens as it has patches)
+    decode           one sequence, token by token: here the weights are what is read
+    serving          many sequences at once, so that the cache weighs as much as the weights
+    4 × serving      contexts four times as long: here the cache is what is read
 
 The models take turns within every repetition, first in one order, then in the other, after a
 warmup that is not counted: a machine that slows down slows all of them, and their ratio stays
-fair. The result is the median and the spread.
+fair. A point ends after its repetitions or when its time is over; one whose warmup alone took
+longer is left out. Caches are filled with noise: what they hold does not change how long it takes.
 """
+
+# mypy: disable-error-code="no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headwise.measure.record import Rate
+from headwise.measure.peak import free_memory, peak_bytes
+from headwise.measure.record import PointName, Rate
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+SERVED = 16  # sequences decoded together
+LONGER = 4  # contexts of the last point ÷ those of the third
+_STEPS = {"prefill": 0, "decode": 16}  # tokens decoded per repetition; at the serving points 2
+_SERVING_STEPS = 2
+
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Reading a prompt at once, and writing token by token after it (causal models only)."""
+class Workload:
+    """What is timed: `batch` sequences of `context` tokens, and `new_tokens` more of each."""
 
-    prefill: Rate
-    decode: Rate | None
+    name: PointName
+    batch: int
+    context: int
+    new_tokens: int
+
+    @property
+    def served(self) -> bool:
+        """Whether many sequences are decoded together."""
+        return self.name.startswith("serving")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one repetition."""
+        return self.batch * (self.new_tokens or self.context)
 
 
-def speeds(
-    models: Sequence[Any],
+def speed_points(
     *,
-    prompt: int = 128,
-    new_tokens: int = 16,
-    repeats: int = 5,
-    inputs: Mapping[str, Tensor] | None = None,
-) -> tuple[Speed, ...]:
-    """The speed of each model on one sequence of `prompt` tokens; 0 `new_tokens` skips decoding.
+    prompt: int,
+    decode_after: int,
+    context: int | None,
+    weight_bytes: int,
+    token_bytes: int,
+) -> tuple[Workload, ...]:
+    """The points for a causal model: its weights, and what one token leaves in its cache.
 
-    The prompt is random tokens, or `inputs` (an image).
+    At the serving point, batch × context tokens of cache weigh what the weights weigh.
     """
-    prefills: list[list[float]] = [[] for _ in models]
-    decodes: list[list[float]] = [[] for _ in models]
-    for turn in range(repeats + 1):
+    most = math.inf if context is None else context
+    new = _STEPS["decode"]
+    points = [
+        Workload("prefill", 1, int(min(prompt, most)), 0),
+        Workload("decode", 1, int(min(decode_after, most - new)), new),
+    ]
+    even = max(1, weight_bytes // token_bytes)  # tokens whose cache weighs as much
+    longest = most - _SERVING_STEPS
+    batch = max(SERVED, math.ceil(LONGER * even / longest))
+    each = max(1, round(even / batch))
+    if LONGER * each <= longest:
+        points.append(Workload("serving", batch, each, _SERVING_STEPS))
+        points.append(Workload("serving, longer", batch, LONGER * each, _SERVING_STEPS))
+    return tuple(points)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The speed of each model at one point."""
+
+    rates: tuple[Rate, ...]
+    repeats: int
+
+
+def timed_point(
+    models: Sequence[Any],
+    point: Workload,
+    *,
+    repeats: int,
+    seconds: float = math.inf,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> Timed | str:
+    """The speed of every model at a point, or a sentence that says why it was left out.
+
+    `inputs` (an image) replace the random tokens of a prompt.
+    """
+    needed = sum(cache_bytes_of(model, point) for model in models) if point.new_tokens else 0
+    there = free_memory(models[0].device)
+    if 2 * needed > there:  # a growing cache is copied at every token
+        return (
+            f"{point.name} was left out: {point.batch} sequences of {point.context:,} tokens need "
+            f"{2 * needed / 2**30:.1f} GiB for the caches of the models, and "
+            f"{there / 2**30:.1f} GiB are free."
+        )
+    runs = [_repetition(model, point, inputs) for model in models]
+    begun = time.perf_counter()
+    for run in runs:  # the warmup
+        run()
+    if time.perf_counter() - begun > seconds:
+        return f"{point.name} was left out: one repetition takes more than {seconds:g} seconds."
+    rates: list[list[float]] = [[] for _ in models]
+    done = 0
+    for turn in range(1, repeats + 1):
         order = range(len(models)) if turn % 2 else range(len(models) - 1, -1, -1)
         for i in order:
-            prefill, decode = _timed(models[i], inputs or prompt, new_tokens)
-            if turn:
-                prefills[i].append(prompt / prefill)
-                decodes[i].append(new_tokens / decode)
-    return tuple(
-        Speed(_rate(p), _rate(d) if new_tokens else None)
-        for p, d in zip(prefills, decodes, strict=True)
-    )
+            rates[i].append(point.tokens / runs[i]())
+        done = turn
+        if time.perf_counter() - begun > seconds:
+            break
+    return Timed(tuple(_rate(r) for r in rates), done)
 
 
-def _prompt(model: Any, length: int) -> Mapping[str, Tensor]:
+def cache_bytes_of(model: Any, point: Workload) -> int:
+    """Bytes of the cache that a decoding point fills."""
+    from headwise.measure.size import cache_bytes
+
+    return cache_bytes(model) * point.batch * point.context
+
+
+def decoding_bytes(model: Any, point: Workload) -> int:
+    """Bytes of the cache at a point and of what one decoded token needs beside it, at its peak."""
+    import torch
+
+    filled = FilledCache(model, point.batch, point.context)
+    cache, token = filled.cache, filled.first
+    filled.restore()
+    del filled  # the cache alone owns its tensors, and drops each when it has a longer one
+    held = (t for layer in cache.layers for t in (layer.keys, layer.values))
+    with torch.inference_mode():
+        return peak_bytes(lambda: model(input_ids=token, past_key_values=cache), held)
+
+
+def _repetition(
+    model: Any, point: Workload, inputs: Mapping[str, Tensor] | None
+) -> Callable[[], float]:
+    """A call that does the point's work once and returns its seconds."""
+    import torch
+
+    if not point.new_tokens:
+        placed = {k: v.to(model.device) for k, v in (inputs or _prompt(model, point)).items()}
+
+        def prefill() -> float:
+            with torch.inference_mode():
+                start = _now(model.device)
+                model(**placed)
+                return max(_now(model.device) - start, 1e-9)
+
+        return prefill
+    cache = FilledCache(model, point.batch, point.context)
+
+    def decode() -> float:
+        with torch.inference_mode(), cache.filled() as live:
+            start = _now(model.device)
+            token = cache.first
+            for _ in range(point.new_tokens):
+                output = model(input_ids=token, past_key_values=live, use_cache=True)
+                token = output.logits[:, -1:].argmax(-1)
+            return max(_now(model.device) - start, 1e-9)
+
+    return decode
+
+
+class FilledCache:
+    """A growing cache of noise that can be used again and again: it is never written to."""
+
+    def __init__(self, model: Any, batch: int, context: int) -> None:
+        import torch
+        from transformers import DynamicCache
+
+        self.model = model
+        self.first = torch.ones(batch, 1, dtype=torch.long, device=model.device)
+        self.cache: Any = DynamicCache(config=model.config)
+        with torch.inference_mode():
+            model(input_ids=self.first, past_key_values=self.cache, use_cache=True)
+        self.states: list[tuple[Any, Any, int]] = []
+        layers: list[Any] = self.cache.layers
+        for layer in layers:
+            # A sliding layer keeps what its window reaches, and counts what it has seen.
+            window = getattr(layer, "sliding_window", None)
+            kept = min(context, window - 1) if window else context
+            keys, values = (self._noise(t, kept) for t in (layer.keys, layer.values))
+            self.states.append((keys, values, context))
+
+    @staticmethod
+    def _noise(like: Tensor, length: int) -> Tensor:
+        import torch
+
+        batch, heads, _, width = like.shape
+        noise = torch.randn(1, heads, length, width, dtype=torch.float32)
+        return noise.to(like.device, like.dtype).repeat(batch, 1, 1, 1)
+
+    def filled(self) -> Any:
+        """The cache at its context, for a `with`; afterwards the longer copies are dropped."""
+        from contextlib import contextmanager
+
+        @contextmanager
+        def use() -> Iterator[Any]:
+            self.restore()
+            try:
+                yield self.cache
+            finally:
+                self.restore()
+
+        return use()
+
+    def restore(self) -> None:
+        """Back to the context, with the noise."""
+        for layer, (keys, values, seen) in zip(self.cache.layers, self.states, strict=True):
+            layer.keys, layer.values = keys, values
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length = seen
+
+
+def _prompt(model: Any, point: Workload) -> Mapping[str, Tensor]:
     """Random tokens of the model's vocabulary."""
     import torch
 
     vocabulary = model.get_input_embeddings().weight.size(0)
     generator = torch.Generator().manual_seed(0)
-    return {"input_ids": torch.randint(vocabulary, (1, length), generator=generator)}
-
-
-def _timed(model: Any, prompt: int | Mapping[str, Tensor], new_tokens: int) -> tuple[float, float]:
-    """Seconds for the prompt, and for the new tokens after it."""
-    import torch
-
-    inputs = _prompt(model, prompt) if isinstance(prompt, int) else prompt
-    placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-    causal = {"use_cache": True} if new_tokens else {}
-    with torch.inference_mode():
-        start = _now(model.device)
-        output = model(**placed, **causal)
-        middle = _now(model.device)
-        for _ in range(new_tokens):
-            token = output.logits[:, -1:].argmax(-1)
-            output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
-        return middle - start, max(_now(model.device) - middle, 1e-9)
+    shape = (point.batch, point.context)
+    return {"input_ids": torch.randint(vocabulary, shape, generator=generator)}
 
 
 def _now(device: torch.device) -> float:

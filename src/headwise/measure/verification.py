@@ -18,27 +18,41 @@ from headwise import artifacts
 from headwise.data.images import PIXELS, Images
 from headwise.data.pixels import ImageReader
 from headwise.data.text import Text, read_source
-from headwise.devices import Dtype, chosen_device
+from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError
+from headwise.measure.answers import (
+    TaskAnswers,
+    TaskAsked,
+    task_answers,
+    task_results,
+    tasks_asked,
+)
 from headwise.measure.comparison import embedding_cosines, image_comparison, text_comparison
+from headwise.measure.generation import continuation
 from headwise.measure.likelihood import DEFAULT_WINDOW, model_context, scored_stream, window_of
+from headwise.measure.peak import parse_bytes, sequence_bytes, sequences_that_fit
 from headwise.measure.record import (
     SIZE_NAMES,
     CacheChange,
     EmbeddingQuality,
+    Fits,
     LanguageQuality,
+    Peak,
     Quality,
     Rate,
-    RateChange,
+    Sample,
     SizeChange,
     SizeChanges,
     SpeedChanges,
+    SpeedPoint,
     Targets,
+    TaskResult,
     Verification,
     Windows,
 )
+from headwise.measure.settings import VerifySettings
 from headwise.measure.size import cache_bytes, counted
-from headwise.measure.speed import Speed, speeds
+from headwise.measure.speed import Timed, Workload, decoding_bytes, speed_points, timed_point
 from headwise.measure.stored_logits import StoredLogits
 from headwise.memory import NUMBER, verify_need
 from headwise.models.record import CUT_RECORD, read_cut_record
@@ -51,23 +65,14 @@ if TYPE_CHECKING:
 
 BROKEN = 2.0  # mean KL of a window, in nats per token, above which it counts as broken
 _KINDS = {"causal": "a causal model", "encoder": "an encoder", "image": "an image model"}
+PROMPTS = (  # that both models continue
+    "The capital of France is",
+    "Once upon a time, there was a",
+    "def fibonacci(n):",
+    "The main difference between a cat and a dog is",
+)
+SAMPLE_TOKENS = 40
 MAX_SENTENCE = 128  # tokens of a sentence that encoders are compared on
-
-
-@dataclass(frozen=True, slots=True)
-class VerifySettings:
-    """How to measure; the defaults take seconds for a small model."""
-
-    window: int | None = None  # default: the context, at most 1024
-    stride: int | None = None  # default: the window
-    max_tokens: int | None = None
-    tokenizer: str | None = None
-    device: str = "auto"
-    dtype: Dtype = "auto"
-    trust_remote_code: bool = False
-    prompt: int = 128
-    new_tokens: int = 16
-    repeats: int = 5  # of the timings; 0 leaves them out
 
 
 def verify(
@@ -89,6 +94,8 @@ def verify(
     if not given:
         raise HeadwiseError("a verification needs at least one text or set of images; give one.")
     sources = [read_source(text) if isinstance(text, str) else text for text in given]
+    parse_bytes(settings.memory)  # a wrong amount is told before the long work
+    asked = tasks_asked(settings.tasks, settings.task_data, settings.task_limit)
     model, reference = (
         open_source(one, tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code)
         for one in (cut, against)
@@ -96,17 +103,22 @@ def verify(
     seen = seen_texts(model.folder)
     task = _common_task(model, reference, sources)
     targets.check(reference.kind)
+    if asked and reference.kind != "causal":
+        raise HeadwiseError(f"tasks are for causal models, but this is {_KINDS[reference.kind]}.")
     with TemporaryDirectory(prefix="headwise-") as spare:
         if _fit_together((model, reference), settings, progress):
             pair = _load_pair(model, reference, task, settings)
         else:
             note(progress, "Memory is short: one model at a time.")
-            pair = _load_in_turns(model, reference, task, sources, settings, spare=Path(spare))
+            pair = _load_in_turns(
+                model, reference, task, sources, settings, asked=asked, spare=Path(spare)
+            )
         return _verification(
             pair,
             (model, reference),
             sources,
             settings,
+            asked=asked,
             targets=targets,
             seen=seen,
             progress=progress,
@@ -119,6 +131,7 @@ def _verification(
     sources: Sequence[Text | Images],
     settings: VerifySettings,
     *,
+    asked: Sequence[TaskAsked],
     targets: Targets,
     seen: frozenset[str],
     progress: Progress,
@@ -142,7 +155,10 @@ def _verification(
         kind=pair.kind,
         texts=tuple(qualities),
         size=size,
-        speed=_speed_changes(pair, settings) if settings.repeats else None,
+        speed=_speed_changes(pair, size, settings) if settings.repeats else None,
+        fits=_fits(pair, models, settings) if pair.causal else None,
+        tasks=_tasks(pair, asked, progress),
+        samples=_samples(pair, settings.samples),
         targets=judged,
         met=all(target.met for target in judged),
         warnings=(*warnings, *_size_warnings(size)),
@@ -178,8 +194,10 @@ class Remembered:
     """What the source said before it made room for the model."""
 
     cache_bytes: int
-    speed: Speed | None
+    speed: Mapping[str, Timed | str]  # by the point's name
     logits: Mapping[str, StoredLogits]  # by the text's SHA-256
+    answers: tuple[TaskAnswers, ...]
+    written: tuple[str, ...]  # after each prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +245,7 @@ def _load_in_turns(
     texts: Sequence[Text | Images],
     settings: VerifySettings,
     *,
+    asked: Sequence[TaskAsked],
     spare: Path,
 ) -> Pair:
     """First the source, whose predictions go to the folder `spare`, then the model alone."""
@@ -239,15 +258,27 @@ def _load_in_turns(
         logits[text.sha256] = StoredLogits.of(
             dense, stream, spare / f"{i}", window=window, stride=settings.stride
         )
-    speed = None
-    if settings.repeats:
-        prompt, new = _prompt(dense, settings), settings.new_tokens
-        (speed,) = speeds((dense,), prompt=prompt, new_tokens=new, repeats=settings.repeats)
-    remembered = Remembered(cache_bytes(dense), speed, logits)
+    per_token = cache_bytes(dense)
+    context = reference.plan.shape.context
+    pair = Pair(dense, dense, reference.reader, reference.kind, context)
+    remembered = Remembered(
+        per_token,
+        {
+            point.name: timed_point(
+                (dense,), point, repeats=settings.repeats, seconds=settings.seconds
+            )
+            for point in (_workloads(pair, per_token, settings) if settings.repeats else ())
+            if not point.served
+        },
+        logits,
+        task_answers(dense, reference.tokenizer, asked),
+        tuple(_written(dense, reference.tokenizer, p) for p in _prompts(pair, settings.samples)),
+    )
+    del pair
     dense = None
     gc.collect()
     own = model.load(task, device=settings.device, dtype=settings.dtype)
-    empty, context = reference.empty(task), reference.plan.shape.context
+    empty = reference.empty(task)
     return Pair(own, empty, reference.reader, reference.kind, context, remembered)
 
 
@@ -409,39 +440,155 @@ def _size_changes(pair: Pair, sources: tuple[Source, Source]) -> SizeChanges:
     return SizeChanges(attn_params=change("attn_params"), params=change("params"), kv_bytes=cache)
 
 
-def _speed_changes(pair: Pair, settings: VerifySettings) -> SpeedChanges:
-    new, inputs = settings.new_tokens if pair.causal else 0, None
+def _workloads(pair: Pair, per_token: int, settings: VerifySettings) -> tuple[Workload, ...]:
+    """What is timed; `per_token` are the bytes that a token leaves in the dense model's cache."""
+    if pair.causal:
+        return speed_points(
+            prompt=settings.prompt,
+            decode_after=settings.decode_after,
+            context=model_context(pair.reference),
+            weight_bytes=_weight_bytes(pair, pair.reference),
+            token_bytes=per_token,
+        )
+    length = settings.prompt
     if pair.kind == "image":
-        inputs = {PIXELS: _noise(pair)}
-        prompt = pair.context
-    else:
-        prompt = _prompt(pair.reference, settings, new)
+        length = pair.context
+    elif (context := model_context(pair.reference)) is not None:
+        length = min(length, context)
+    return (Workload("prefill", 1, length, 0),)
+
+
+def _speed_changes(pair: Pair, size: SizeChanges, settings: VerifySettings) -> SpeedChanges | None:
+    """Every point that memory and time allow; None if there is none."""
+    per_token = size.kv_bytes.dense if size.kv_bytes else 0
+    found: list[SpeedPoint] = []
+    left_out: list[str] = []
+    for point in _workloads(pair, per_token, settings):
+        rates = _rates(pair, point, settings)
+        if isinstance(rates, str):
+            left_out.append(rates)
+            continue
+        cut, dense, *same_code = rates.rates
+        weights = _weight_bytes(pair, pair.reference)
+        cached = point.batch * point.context * per_token / weights if point.new_tokens else None
+        found.append(
+            SpeedPoint(
+                dense=dense,
+                cut=cut,
+                ratio=cut.median / dense.median,
+                point=point.name,
+                batch=point.batch,
+                context=point.context,
+                repeats=rates.repeats,
+                cache_to_weights=cached,
+                same_code=same_code[0] if same_code else None,
+                peak=_peak(pair, point) if point.served else None,
+            )
+        )
+    if not found:
+        return None
+    return SpeedChanges(seconds=settings.seconds, points=tuple(found), left_out=tuple(left_out))
+
+
+def _rates(pair: Pair, point: Workload, settings: VerifySettings) -> Timed | str:
+    """The rates of the cut model, of the dense one and, where many are served, of its same code."""
+    inputs = {PIXELS: _noise(pair)} if pair.kind == "image" else None
+    how: dict[str, Any] = {
+        "repeats": settings.repeats,
+        "seconds": settings.seconds,
+        "inputs": inputs,
+    }
     known = pair.remembered
-    timed = (pair.model, pair.reference) if known is None else (pair.model,)
-    cut, *others = speeds(
-        timed, prompt=prompt, new_tokens=new, repeats=settings.repeats, inputs=inputs
+    if known is None:
+        same_code = [_same_code(pair.reference)] if point.served else []
+        return timed_point((pair.model, pair.reference, *same_code), point, **how)
+    if point.served:
+        return f"{point.name} was left out: there is memory for one model at a time only."
+    cut, dense = timed_point((pair.model,), point, **how), known.speed[point.name]
+    if isinstance(cut, str) or isinstance(dense, str):
+        return cut if isinstance(cut, str) else str(dense)
+    rates: tuple[Rate, ...] = (*cut.rates, *dense.rates)
+    return Timed(rates, min(cut.repeats, dense.repeats))
+
+
+def _same_code(reference: Any) -> Any:
+    """The dense model with headwise's attention; its weights are shared, not copied."""
+    from headwise.models.build import convert
+    from headwise.models.modeling_headwise import HeadwisePreTrainedModel
+
+    if isinstance(reference, HeadwisePreTrainedModel):
+        return reference
+    model: Any = convert(reference, weights="share")
+    return model.eval()
+
+
+def _peak(pair: Pair, point: Workload) -> Peak:
+    dense, cut = (
+        _weight_bytes(pair, one) + decoding_bytes(one, point)
+        for one in (pair.reference, pair.model)
     )
-    if known is not None and known.speed is not None:
-        others = [known.speed]
-    (dense,) = others
+    return Peak(dense=dense, cut=cut)
 
-    def change(cut: Rate, dense: Rate) -> RateChange:
-        return RateChange(dense=dense, cut=cut, ratio=cut.median / dense.median)
 
-    return SpeedChanges(
-        prompt=prompt,
-        new_tokens=new,
-        repeats=settings.repeats,
-        prefill=change(cut.prefill, dense.prefill),
-        decode=change(cut.decode, dense.decode) if cut.decode and dense.decode else None,
+def _weight_bytes(pair: Pair, model: Any) -> int:
+    """In the numbers the models run with; one that made room has none of its own."""
+    count: int = sum(p.numel() for p in model.parameters())
+    return int(pair.model.dtype.itemsize) * count
+
+
+def _fits(pair: Pair, sources: tuple[Source, Source], settings: VerifySettings) -> Fits:
+    memory = parse_bytes(settings.memory)
+    cut, dense = (
+        sequences_that_fit(
+            memory,
+            _weight_bytes(pair, one),
+            sequence_bytes(source.plan, pair.context, int(pair.model.dtype.itemsize)),
+        )
+        for one, source in zip((pair.model, pair.reference), sources, strict=True)
     )
+    return Fits(memory=memory, context=pair.context, dense=dense, cut=cut)
 
 
-def _prompt(model: Any, settings: VerifySettings, new: int | None = None) -> int:
-    """Tokens of the prompt that is timed: with the new ones they must fit the context."""
-    context = model_context(model)
-    more = settings.new_tokens if new is None else new
-    return settings.prompt if context is None else min(settings.prompt, context - more)
+def _tasks(pair: Pair, asked: Sequence[TaskAsked], progress: Progress) -> tuple[TaskResult, ...]:
+    known = pair.remembered
+    dense = (
+        task_answers(pair.reference, pair.reader, asked, progress)
+        if known is None
+        else known.answers
+    )
+    return task_results(asked, task_answers(pair.model, pair.reader, asked, progress), dense)
+
+
+def _prompts(pair: Pair, most: int) -> tuple[str, ...]:
+    """The first prompts that leave room in the context."""
+    if not pair.causal:
+        return ()
+    context = model_context(pair.reference) or math.inf
+    return tuple(p for p in PROMPTS[:most] if _length(pair.reader, p) < context)
+
+
+def _length(tokenizer: Any, prompt: str) -> int:
+    ids: list[int] = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    return len(ids) + 1
+
+
+def _written(model: Any, tokenizer: Any, prompt: str) -> str:
+    room = (model_context(model) or math.inf) - _length(tokenizer, prompt)
+    most = int(min(room, SAMPLE_TOKENS))
+    return continuation(model, tokenizer, prompt, max_new_tokens=most, temperature=0).text
+
+
+def _samples(pair: Pair, most: int) -> tuple[Sample, ...]:
+    prompts, known = _prompts(pair, most), pair.remembered
+    dense = (
+        [_written(pair.reference, pair.reader, p) for p in prompts]
+        if known is None
+        else known.written
+    )
+    return tuple(
+        Sample(prompt=p, dense=before, cut=_written(pair.model, pair.reader, p))
+        for p, before in zip(prompts, dense, strict=True)
+    )
 
 
 def _noise(pair: Pair) -> Any:

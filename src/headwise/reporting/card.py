@@ -28,7 +28,7 @@ from headwise.measure.record import (
 )
 from headwise.models.record import CutRecord, read_cut_record
 from headwise.records import read_file
-from headwise.reporting.names import ModelKind, hub_name, is_hub_name, kind_of, shown_source
+from headwise.reporting.names import ModelKind, gib, hub_name, is_hub_name, kind_of, shown_source
 
 if TYPE_CHECKING:
     from headwise.plan import Plan
@@ -130,12 +130,40 @@ def _figures(found: Verification) -> str:
             rows.append((f"top class agrees, {where}", "", f"{text.top_agreement:.2%}", ""))
     for name, size in found.size.items():
         rows.append((SIZE_NAMES[name], f"{size.dense:,}", f"{size.cut:,}", f"{size.share:.1%}"))
-    for step, speed in found.speed.items() if found.speed else ():
-        rates = (f"{speed.dense.median:,.0f}", f"{speed.cut.median:,.0f}")
-        rows.append((f"{step}, tokens per second", *rates, f"×{speed.ratio:.2f}"))
+    for point in found.speed.points if found.speed else ():
+        rates = (f"{point.dense.median:,.0f}", f"{point.cut.median:,.0f}")
+        rows.append((f"{point.title}, tokens per second", *rates, f"×{point.ratio:.2f}"))
+        if point.same_code is not None:
+            alike = (f"{point.same_code.median:,.0f}", "", f"×{point.same_code_ratio:.2f}")
+            rows.append(("the same, source with this model's attention code", *alike))
+        if point.peak is not None:
+            peak = (gib(point.peak.dense), gib(point.peak.cut))
+            share = f"{point.peak.cut / point.peak.dense:.1%}"
+            rows.append((f"peak memory there ({point.batch} × {point.context:,})", *peak, share))
+    if found.fits is not None:
+        fits, what = found.fits, f"sequences of {found.fits.context:,} tokens that fit"
+        times = f"×{fits.cut / fits.dense:.2f}" if fits.dense else ""
+        rows.append((f"{what} {gib(fits.memory)}", f"{fits.dense:,}", f"{fits.cut:,}", times))
+    for task in found.tasks:
+        called = f"{plain(task.name)}, {plain(task.metric)} of {task.questions:,} questions"
+        scores = (_percent(task.dense, task.dense_stderr), _percent(task.cut, task.cut_stderr))
+        rows.append((called, *scores, _percent(task.difference, task.difference_stderr, "+")))
     place = f"On {plain(found.device)} in {plain(found.dtype)}"
     how = f"{place}, both models in one run; see `verify.json`."
-    return "## Measured\n\n" + _table(("", "source", "this model", "ratio"), rows) + f"\n\n{how}"
+    made = _table(("", "source", "this model", "ratio"), rows)
+    return f"## Measured\n\n{made}\n\n{how}{_samples(found)}"
+
+
+def _samples(found: Verification) -> str:
+    """What both models write, side by side."""
+    if not found.samples:
+        return ""
+    rows = [
+        (plain(s.prompt), plain(s.dense), "the same" if s.same else plain(s.cut))
+        for s in found.samples
+    ]
+    made = _table(("prompt", "source", "this model"), rows)
+    return f"\n\nWhat they write, the likeliest token each time:\n\n{made}"
 
 
 def _plan_table(plan: Plan) -> str:
@@ -178,7 +206,8 @@ def _engines(plan: Plan) -> str:
 
 def _limits(found: Verification | None, kind: ModelKind) -> str:
     fitted = "text named above; text of another kind, or another language, loses more"
-    measured = "Perplexity is not everything: tasks, long contexts and safety were not measured"
+    tasks = "" if found is not None and found.tasks else "tasks, "
+    measured = f"Perplexity is not everything: {tasks}long contexts and safety were not measured"
     if kind.of_images:
         fitted = "images named above; images of another kind lose more"
         measured = "Agreement with the source is not everything: tasks were not measured"
@@ -212,6 +241,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     ruled = ["---"] * len(columns)
     cells = [[c.replace("|", "\\|") for c in row] for row in (columns, ruled, *rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _percent(value: float, stderr: float, sign: str = "") -> str:
+    return f"{value:{sign}.1%} ± {stderr:.1%}"
 
 
 def _number(value: float | None) -> str:

@@ -10,7 +10,6 @@ from headwise.measure.record import (
     ImageQuality,
     LanguageQuality,
     Quality,
-    RateChange,
     Verification,
 )
 from headwise.planning.cost import cost, dense_cost
@@ -19,7 +18,7 @@ from headwise.planning.rules import WidthRules
 from headwise.planning.targets import runs_in
 from headwise.profiling.worth import fit_problem
 from headwise.reporting.figures import comparison_section, drift_figure, prediction_figure
-from headwise.reporting.names import kind_of, shown_source, text_name
+from headwise.reporting.names import gib, kind_of, shown_source, text_name
 from headwise.reporting.page import (
     Card,
     Cards,
@@ -27,6 +26,7 @@ from headwise.reporting.page import (
     Figures,
     Page,
     Paragraph,
+    Part,
     Section,
     Table,
     named_versions,
@@ -40,7 +40,6 @@ from headwise.reporting.sources import CutModel
 NOTICEABLE = 1.10  # perplexity ÷ dense above which people notice
 FEW_TOKENS = 8192
 FAR_OFF = 2.0  # measured ÷ predicted, either way
-_STEPS = {"prefill": "reading", "decode": "writing"}
 
 
 def cut_page(cut: CutModel) -> Page:
@@ -91,15 +90,23 @@ def _headline(cut: CutModel) -> Iterator[Card]:
         yield Card(SIZE_NAMES[name].capitalize(), f"{size.share:.1%}", beside)
     for text in found.texts:
         yield from _quality(text)
-    for step in ("decode", "prefill"):
-        speed: RateChange | None = getattr(found.speed, step, None)
-        if speed is not None:
-            rates = f"{speed.dense.median:,.0f} → {speed.cut.median:,.0f} tokens/s"
+    if found.fits is not None and found.fits.dense:
+        fits = found.fits
+        yield Card(
+            "Sequences that fit",
+            f"×{fits.cut / fits.dense:.2f}",
+            f"{fits.dense:,} → {fits.cut:,} of {fits.context:,} tokens in {gib(fits.memory)}",
+            "good" if fits.cut > fits.dense else "",
+        )
+    speed = found.speed
+    for point in (speed.serving, speed.decode, speed.prefill) if speed else ():
+        if point is not None:
+            rates = f"{point.dense.median:,.0f} → {point.cut.median:,.0f} tokens/s"
             yield Card(
-                f"{_STEPS[step].capitalize()} speed ({step})",
-                f"×{speed.ratio:.2f}",
-                f"{rates}, {speed.direction}",
-                {"faster": "good", "slower": "bad"}.get(speed.direction, ""),
+                f"Speed: {point.title}",
+                f"×{point.ratio:.2f}",
+                f"{rates}, {point.direction}",
+                {"faster": "good", "slower": "bad"}.get(point.direction, ""),
             )
 
 
@@ -150,15 +157,23 @@ def _measured_warnings(found: Verification | None) -> Iterator[str]:
                 "on this text."
             )
     slow = [
-        f"{_STEPS[step]} runs at {speed.ratio:.0%}"
-        for step, speed in (found.speed.items() if found.speed else ())
-        if speed.direction == "slower"
+        f"{point.title} runs at {point.ratio:.0%}"
+        for point in (found.speed.points if found.speed else ())
+        if point.direction == "slower"
     ]
     if slow:
         yield (
-            f"It is smaller but not faster: {' and '.join(slow)} of the dense model's speed here. "
-            "Heads of many widths are several smaller calls; --granularity layer makes them one."
+            f"It is smaller but not everywhere faster: {' and '.join(slow)} of the dense model's "
+            "speed here. Heads of many widths are several smaller calls; --granularity layer makes "
+            "them one."
         )
+    yield from found.speed.left_out if found.speed else ()
+    for task in found.tasks:
+        if task.difference < -2 * task.difference_stderr:
+            yield (
+                f"It answers {task.name} worse: {task.difference:+.1%} ± "
+                f"{task.difference_stderr:.1%} of {task.questions:,} questions."
+            )
 
 
 def _far_off(found: Verification | None, predicted: float | None) -> Iterator[str]:
@@ -190,7 +205,61 @@ def _measured(found: Verification, predicted: float | None) -> Section:
         for text in found.texts
         if isinstance(text, LanguageQuality)
     )
-    return Section("Measured", [Paragraph(agreement), Figures(figures, "measured")])
+    blocks: list[Part] = [Paragraph(agreement), Figures(figures, "measured")]
+    return Section(
+        "Measured", [*blocks, *_speed_table(found), *_task_table(found), *_samples(found)]
+    )
+
+
+def _speed_table(found: Verification) -> Iterator[Part]:
+    """Every timed point, with what the smaller cache alone brings."""
+    if found.speed is None:
+        return
+    rows = [
+        (
+            point.title,
+            f"{point.dense.median:,.0f}",
+            f"{point.cut.median:,.0f}",
+            f"×{point.ratio:.2f}, {point.direction}",
+            "" if point.same_code_ratio is None else f"×{point.same_code_ratio:.2f}",
+            "" if point.peak is None else f"{gib(point.peak.dense)} → {gib(point.peak.cut)}",
+        )
+        for point in found.speed.points
+    ]
+    columns = ("tokens per second", "dense", "cut", "cut ÷ dense", "same code", "peak memory")
+    yield Table(columns, rows)
+    if any(point.same_code for point in found.speed.points):
+        yield Paragraph(
+            "“Same code” compares with the dense model run by the cut model's attention code: what "
+            "the smaller cache alone brings."
+        )
+
+
+def _task_table(found: Verification) -> Iterator[Part]:
+    if not found.tasks:
+        return
+    rows = [
+        (
+            f"{task.name} ({task.metric})",
+            f"{task.questions:,}",
+            f"{task.dense:.1%} ± {task.dense_stderr:.1%}",
+            f"{task.cut:.1%} ± {task.cut_stderr:.1%}",
+            f"{task.difference:+.1%} ± {task.difference_stderr:.1%}",
+            f"{task.gained} / {task.lost}",
+        )
+        for task in found.tasks
+    ]
+    yield Table(("task", "questions", "dense", "cut", "difference", "gained / lost"), rows)
+    yield Paragraph(
+        "± is one standard error; that of the difference is of pairs, question by question."
+    )
+
+
+def _samples(found: Verification) -> Iterator[Part]:
+    if found.samples:
+        rows = [(s.prompt, s.dense, "the same" if s.same else s.cut) for s in found.samples]
+        yield Paragraph("What both write after the same prompts, the likeliest token each time:")
+        yield Table(("prompt", "dense", "cut"), rows)
 
 
 def _loading(cut: CutModel) -> Section:

@@ -89,3 +89,8 @@ def text_name(text: Measured) -> str:
     name = shown_source(text.source)
     # The held-out part of a text says so in brackets already.
     return f"{name[:-1]}, {text.role})" if name.endswith(")") else f"{name} ({text.role})"
+
+
+def gib(amount: int) -> str:
+    """Bytes as people read them."""
+    return f"{amount / 2**30:.2f} GiB"
