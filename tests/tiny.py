@@ -203,9 +203,10 @@ class ProfiledModel:
         self.profile = profile_model(job, folder / "prof")
         self.inputs = inputs(name)
 
-    def plan(self, share: float, multiple_of: int = 2) -> Any:
+    def plan(self, share: float, multiple_of: int = 2, **rules: Any) -> Any:
         """The plan that keeps this share of the attention parameters."""
-        problem = fit_problem(self.profile, "sensitivity", WidthRules(multiple_of=multiple_of))
+        chosen = WidthRules(multiple_of=multiple_of, **rules)
+        problem = fit_problem(self.profile, "sensitivity", chosen)
         return fit(problem, Budget(attn_params=Limit(share=share))).plan
 
     def request(self, plan: Any, **settings: Any) -> CutRequest:

@@ -121,7 +121,8 @@ class HeadSpec(Frozen):
 
     `score_scale` multiplies q·k; None leaves it to the builder (1/√qk_dim for a new model, the
     original scale for a cut one). `rotary_planes` are the indices of the rotary planes a cut head
-    keeps; None means all planes of its width.
+    keeps; None means all planes of its width. `source` is the number of the head group of the
+    uncut layer that it was; None means the one at its own place.
     """
 
     qk_dim: Count
@@ -129,6 +130,7 @@ class HeadSpec(Frozen):
     queries: Count = 1
     score_scale: Annotated[float, Field(gt=0)] | None = None
     rotary_planes: tuple[Amount, ...] | None = None
+    source: Amount | None = None
 
     @model_validator(mode="after")
     def _planes_fit(self) -> Self:
@@ -146,9 +148,12 @@ class HeadSpec(Frozen):
 
 
 class LayerPlan(Frozen):
-    """The attention of one layer: its head groups, and which projections are learned."""
+    """The attention of one layer: its head groups, and which projections are learned.
 
-    heads: Annotated[tuple[HeadSpec, ...], Field(min_length=1)]
+    A layer without head groups has no attention: only its output bias, where it has one.
+    """
+
+    heads: tuple[HeadSpec, ...]
     query: Projection = "learned"
     key: Projection = "learned"
     value: Projection = "learned"
@@ -166,6 +171,9 @@ class LayerPlan(Frozen):
         for side in self.identities:
             if side in self.biases:
                 raise ValueError(f"an identity {side} projection has no bias, got one in biases")
+        sources = self.sources
+        if len(set(sources)) != len(sources):
+            raise ValueError(f"no two heads have one source, got {list(sources)}")
         return self
 
     @field_serializer("heads", mode="plain")
@@ -176,6 +184,16 @@ class LayerPlan(Frozen):
     def identities(self) -> tuple[Literal["query", "key", "value"], ...]:
         """The projections that are the identity."""
         return tuple(s for s in ("query", "key", "value") if getattr(self, s) == "identity")
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """For each head group the number it had in the uncut layer."""
+        return tuple(j if h.source is None else h.source for j, h in enumerate(self.heads))
+
+    @property
+    def by_source(self) -> dict[int, HeadSpec]:
+        """The head groups by the number they had in the uncut layer."""
+        return dict(zip(self.sources, self.heads, strict=True))
 
     @property
     def n_queries(self) -> int:

@@ -21,14 +21,14 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from headwise.artifacts import write_text
-from headwise.baselines.catalogue import METHODS, RECOVERED
+from headwise.baselines.catalogue import METHODS, RECOVERED, policy_method
 from headwise.cutting.settings import CutSettings
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.measure.record import Targets
 from headwise.measure.settings import VerifySettings
 from headwise.plan import RESOURCES, Budget, Limit, ModelShape
 from headwise.planning.families import new_shape
-from headwise.planning.rules import FIT_POLICIES, WidthRules
+from headwise.planning.rules import FIT_POLICIES, WidthRules, policy_and_seed
 from headwise.profiling.settings import ProfileSettings
 from headwise.records import Record, first_problem, read_file, without_repeats
 from headwise.training.settings import RecoverSettings, TrainSettings
@@ -208,6 +208,12 @@ class Fitted(Budgets):
     granularity: Granularity = option(
         _W.granularity, "Widths equal per layer, free per head, or equal in the whole model."
     )
+    max_classes: int | None = option(
+        None, "--granularity head: most different widths in a layer.", ge=1
+    )
+    drop_groups: bool = option(
+        _W.drop_groups, "Whole head groups may go (not with --granularity model)."
+    )
     context: int | None = option(
         None, "Context length for counting FLOPs and traffic [the model's].", ge=1
     )
@@ -377,6 +383,11 @@ class CompareRecipe(OnDevice, Calibrated):
         "90%,75%,50%", "Attention parameters: shares (90%,75%) or numbers (1.2M)."
     )
     methods: str | None = option(None, f"Which of {', '.join(METHODS)} [all].")
+    policies: str | None = option(
+        None,
+        "Instead, or also: our method with widths by these policies, all else equal: "
+        f"{','.join(FIT_POLICIES)}.",
+    )
     split: float = option(SPLIT, "Share of --text held out to measure on.", ge=0, lt=1)
     held_out: Names = option((), "Also measure on this text; repeatable.")
     profile: Name | None = option(None, "Profile folder, made if it does not exist [OUT/profile].")
@@ -396,6 +407,15 @@ class CompareRecipe(OnDevice, Calibrated):
     @property
     def chosen(self) -> tuple[str, ...]:
         """The chosen methods, in the order of the catalogue."""
+        policies = [] if self.policies is None else self.policies.split(",")
+        policies = [part.strip() for part in policies]
+        for policy in policies:
+            policy_and_seed(policy)
+        recovered = self.recover is not None
+        found = [policy_method(policy) for policy in policies]
+        found += [policy_method(policy, recovered=True) for policy in policies if recovered]
+        if policies and self.methods is None:
+            return tuple(dict.fromkeys(found))
         names = [part.strip() for part in (self.methods or ",".join(METHODS)).split(",")]
         for name in names:
             if name not in METHODS:
@@ -405,12 +425,13 @@ class CompareRecipe(OnDevice, Calibrated):
                 )
         if self.methods is None and self.recover is None:
             names.remove(RECOVERED)
-        if (self.recover is not None) != (RECOVERED in names):
+        if recovered != (RECOVERED in names) and not (recovered and policies):
             raise HeadwiseError(
                 f"--recover says how long {RECOVERED} trains, so both are given or neither; got "
                 f"{'--recover without it' if self.recover else 'it without --recover'}."
             )
-        return tuple(name for name in METHODS if name in names)
+        own = [name for name in METHODS if name in names]
+        return tuple(dict.fromkeys([*own, *found]))
 
 
 class RecoverRecipe(Recipe):

@@ -271,3 +271,33 @@ def test_a_traffic_budget_holds_where_it_is_stated():
     assert plans[4096] == pytest.approx(0.7, abs=0.05)
     # At another context the same plan is over the limit: the place matters.
     assert plans[1] < plans[4096] - 0.02
+
+
+@pytest.mark.parametrize("policy", ["narrower-late", "wider-late", "random", "random:7"])
+def test_shares_spend_the_budget_and_no_more(policy):
+    problem = make_problem(layers=6, rules=WidthRules("layer", 2), policy=policy)
+    found = fit(problem, share(0.7))
+    spent, dense = cost(found.plan).attn_params, cost(problem.template).attn_params
+    step = max(
+        2 * sum(problem.unit_cost(0, head, side)["attn_params"] for head in layer.heads)
+        for layer in problem.template.layers
+        for side in ("qk", "vo")
+    )
+    assert 0.7 * dense - step < spent <= 0.7 * dense
+    widths = [layer.value_width for layer in found.plan.layers]
+    if policy == "narrower-late":
+        assert widths == sorted(widths, reverse=True)
+    if policy == "wider-late":
+        assert widths == sorted(widths)
+    again = fit(make_problem(layers=6, rules=WidthRules("layer", 2), policy=policy), share(0.7))
+    assert again.plan == found.plan
+    if policy.startswith("random"):
+        assert widths not in (sorted(widths), sorted(widths, reverse=True))
+        other = make_problem(layers=6, rules=WidthRules("layer", 2), policy="random:3")
+        assert fit(other, share(0.7)).plan.layers != found.plan.layers
+
+
+@pytest.mark.parametrize("policy", ["uniform:3", "random:x", "later"])
+def test_policies_that_are_none(policy):
+    with pytest.raises(PlanError, match=r"unknown policy|only random takes a seed"):
+        make_problem(policy=policy)

@@ -5,6 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OURS, RECOVERED = "headwise", "headwise+recovery"
+_RECOVERY = "+recovery"
+
+
+def policy_method(policy: str, *, recovered: bool = False) -> str:
+    """The name of our method with the widths of a policy: `headwise:uniform`."""
+    name = OURS if policy == "sensitivity" else f"{OURS}:{policy}"
+    return f"{name}{_RECOVERY}" if recovered else name
+
+
+def policy_of(method: str) -> str | None:
+    """The policy that our method takes its widths from; None for the methods of others."""
+    name = method.removesuffix(_RECOVERY)
+    if name == OURS:
+        return "sensitivity"
+    ours, _, policy = name.partition(":")
+    return policy if ours == OURS and policy else None
+
+
+def is_recovered(method: str) -> bool:
+    """Whether a method trains after the cut."""
+    return method.endswith(_RECOVERY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +85,14 @@ METHODS: dict[str, Method] = {
         "`headwise compress --recover`",
     ),
 }
+
+
+def described(name: str) -> Method:
+    """What a method does; ours with the widths of a policy is told by its name."""
+    if name in METHODS:
+        return METHODS[name]
+    own = METHODS[RECOVERED if is_recovered(name) else OURS]
+    return Method(
+        f"widths by the policy {policy_of(name)}, everything else as in {OURS}: {own.what}",
+        f"{own.source} --policy {policy_of(name)}",
+    )

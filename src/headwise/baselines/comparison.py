@@ -34,7 +34,13 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from headwise.artifacts import atomic_file, versions, write_text
-from headwise.baselines.catalogue import METHODS, OURS, RECOVERED, CompareSettings
+from headwise.baselines.catalogue import (
+    METHODS,
+    CompareSettings,
+    described,
+    is_recovered,
+    policy_of,
+)
 from headwise.baselines.heads import head_pruning
 from headwise.baselines.measured import Wanted, measurements
 from headwise.baselines.narrowing import clover, energy, magnitude, uniform
@@ -131,7 +137,11 @@ class ComparisonFolder:
         return None
 
     def _cell(self, name: str) -> Path:
-        return self.path / "cells" / f"{name.replace('%', 'pct')}.json"
+        return self.path / "cells" / f"{_file_name(name)}.json"
+
+
+def _file_name(cell: str) -> str:
+    return cell.replace("%", "pct").replace(":", "-")
 
 
 def _read_cell(path: Path, kind: type[Cell]) -> Cell | None:
@@ -209,13 +219,14 @@ class Bench:
             share=params / self.dense_params,
             texts=tuple(_score(s, nll) for s, nll in zip(scores, self.reference, strict=True)),
             cut=None if method in RIVALS else CutSettings().to_dict(),
-            recovery=self.job.recovery if method == RECOVERED else None,
+            recovery=self.job.recovery if is_recovered(method) else None,
         )
 
-    def tidy(self, budget: Limit, left: Sequence[tuple[Limit, str]]) -> None:
-        """Remove our models of a budget that no cell needs any more."""
-        if not any(b == budget and m in (OURS, RECOVERED) for b, m in left):
-            shutil.rmtree(self._place(budget), ignore_errors=True)
+    def tidy(self, budget: Limit, method: str, left: Sequence[tuple[Limit, str]]) -> None:
+        """Remove our models of a budget and a policy that no cell needs any more."""
+        policy = policy_of(method)
+        if policy and not any(b == budget and policy_of(m) == policy for b, m in left):
+            shutil.rmtree(self._place(budget, policy), ignore_errors=True)
 
     def _rival(self, method: str, amount: int) -> tuple[int, list[Likelihood]]:
         cut = RIVALS[method](self.subject, amount)
@@ -224,9 +235,11 @@ class Bench:
 
     def _ours(self, method: str, budget: Limit, whole: Budget) -> tuple[int, list[Likelihood]]:
         """The real checkpoint: cut, perhaps recovered, read back and counted in its files."""
-        job, place = self.job, self._place(budget)
+        job, policy = self.job, policy_of(method)
+        assert policy is not None
+        place = self._place(budget, policy)
         rules = WidthRules(job.settings.granularity, job.settings.multiple_of)
-        plan = fit(fit_problem(job.profile, "sensitivity", rules), whole).plan
+        plan = fit(fit_problem(job.profile, policy, rules), whole).plan
         origin = plan.origin.model_copy(update={"profile_sha256": job.profile.sha256})
         plan = plan.model_copy(update={"origin": origin})
         request = CutRequest(self.source, job.profile, plan, CutSettings(), job.command)
@@ -234,7 +247,7 @@ class Bench:
         if not is_cut(request, out):
             shutil.rmtree(place / "recovered", ignore_errors=True)
             cut_model(request, out, force=True, progress=self.report)
-        if method == RECOVERED:
+        if is_recovered(method):
             assert job.recover is not None
             if not (place / "recovered").exists():
                 job.recover(out, place / "recovered")
@@ -285,8 +298,8 @@ class Bench:
             for stream in self.streams
         ]
 
-    def _place(self, budget: Limit) -> Path:
-        return self.folder.work / str(budget).replace("%", "pct")
+    def _place(self, budget: Limit, policy: str) -> Path:
+        return self.folder.work / _file_name(f"{policy}@{budget}")
 
 
 def _score(found: Likelihood, dense_nll: float) -> Score:
@@ -311,7 +324,7 @@ def run_comparison(
             cell = bench.cell(method, budget)
             seconds = round(time.perf_counter() - started, 1)
             folder.put(f"{method}@{budget}", cell.model_copy(update={"seconds": seconds}))
-            bench.tidy(budget, cells[done + 1 :])
+            bench.tidy(budget, method, cells[done + 1 :])
     record = _record(job, folder)
     write_record(folder.result, record)
     shutil.rmtree(folder.work, ignore_errors=True)
@@ -335,6 +348,7 @@ def _record(job: Comparison, folder: ComparisonFolder) -> ComparisonRecord:
         folder.cells(), key=lambda cell: (-cell.amount, order.get(cell.method, len(order)))
     )
     used = {cell.method for cell in cells}
+    ours = [name for name in METHODS if name in used]
     texts = tuple(
         ComparedText(
             source=text.source,
@@ -356,7 +370,7 @@ def _record(job: Comparison, folder: ComparisonFolder) -> ComparisonRecord:
         calibration=record.calibration,
         profile_sha256=job.profile.sha256,
         texts=texts,
-        methods={name: method for name, method in METHODS.items() if name in used},
+        methods={name: described(name) for name in [*ours, *sorted(used - set(ours))]},
         cells=tuple(cells),
         notes=record.notes,
         settings=asdict(job.settings) | {"cut": CutSettings().to_dict()},

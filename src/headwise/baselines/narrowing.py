@@ -62,7 +62,7 @@ def planned_cut(subject: Subject, amount: int, rule: Rule) -> Cut:
     """The method's cut to at most `amount` attention parameters."""
     dense = subject.profile.plan
     policy = "uniform" if rule.widths == "uniform" else "sensitivity"
-    problem = FitProblem(dense, rule.worths, FINEST, policy)
+    problem = FitProblem(dense, rule.worths, FINEST, policy, fixed_groups=True)
     plan = fit(problem, Budget(attn_params=Limit(amount=amount))).plan
     if rule.widths == "uniform":
         plan = _filled(plan, dense, amount)

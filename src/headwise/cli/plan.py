@@ -146,7 +146,7 @@ def picture(plan: Plan, counted: dict[str, Any] | None = None) -> RenderableType
     from rich.console import Group
     from rich.text import Text
 
-    widest = max(max(x.query_width, x.output_width) for x in plan.layers)
+    widest = max(1, *(max(x.query_width, x.output_width) for x in plan.layers))
     rows = []
     start = 0
     for layer, run in itertools.groupby(plan.layers):
@@ -206,7 +206,7 @@ def _heads(layer: LayerPlan) -> str:
         grouped = f" ({queries} queries each)" if queries > 1 else ""
         parts.append(f"{len(list(run))} × {qk}/{vo}{grouped}")
     identities = [f"{side} = identity" for side in layer.identities]
-    return ", ".join(parts + identities)
+    return ", ".join(parts + identities) or "no attention"
 
 
 def _bar(width: int, widest: int) -> str:

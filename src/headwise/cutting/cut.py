@@ -5,10 +5,13 @@
 
 One W_V serves all query heads of a group, so they share E and D. The dropped part of z has a mean;
 where the layer has an output bias, that mean moves into it, which treats value biases exactly
-(the rows of an attention matrix sum to 1). Computed in float64; what is kept whole is not changed.
+(the rows of an attention matrix sum to 1). A head group that the plan drops leaves just that mean.
+Groups stand in the plan's order. Computed in float64; what is kept whole is not changed.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,12 +30,13 @@ def cut_projections(profile: Profile, plan: Plan, layer: int, stock: Projections
     dense = profile.plan.layers[layer]
     whole = stock.map(torch.Tensor.double)
     W_O, b_O = whole["output"].weight, whole["output"].bias
-    rows: dict[str, list[Projection]] = {side: [] for side in ("query", "key", "value")}
-    columns: list[torch.Tensor] = []
+    made: list[_CutGroup] = []
     ends = dict.fromkeys(SIDES, 0)
     lost_mean = torch.zeros(len(W_O), dtype=torch.float64)
     for j, head in enumerate(dense.heads):
         maps = _maps(profile, plan, layer, j)
+        rows: dict[str, list[Projection]] = {side: [] for side in ("query", "key", "value")}
+        columns: list[torch.Tensor] = []
         lengths = {"query": head.qk_dim, "key": head.qk_dim, "value": head.vo_dim}
         for side, width in lengths.items():
             for _ in range(head.queries if side == "query" else 1):
@@ -47,9 +51,25 @@ def cut_projections(profile: Profile, plan: Plan, layer: int, stock: Projections
                 mean = _mean(profile, layer, j, g)
                 kept = maps["decode"].T @ (maps["value"] @ mean)
                 lost_mean += part @ (mean - kept)
-    made = {side: _joined(parts) for side, parts in rows.items()}
-    made["output"] = Projection(torch.cat(columns, 1), None if b_O is None else b_O + lost_mean)
-    return Projections({side: p.to(stock[side].weight.dtype) for side, p in made.items()})
+        made.append(_CutGroup(rows, columns))
+    kept_groups = [made[source] for source in plan.layers[layer].sources]
+    sides = {}
+    if kept_groups:
+        for side in ("query", "key", "value"):
+            sides[side] = _joined([p for group in kept_groups for p in group.rows[side]])
+    output = [column for group in kept_groups for column in group.columns]
+    sides["output"] = Projection(
+        torch.cat(output, 1) if output else W_O[:, :0], None if b_O is None else b_O + lost_mean
+    )
+    return Projections({side: p.to(stock[side].weight.dtype) for side, p in sides.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _CutGroup:
+    """One head group: the rows of its projections, and its columns of the output matrix."""
+
+    rows: dict[str, list[Projection]]
+    columns: list[torch.Tensor]
 
 
 def _mapped(whole: Projection, rows: slice, by: torch.Tensor) -> Projection:

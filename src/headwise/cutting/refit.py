@@ -59,7 +59,7 @@ class OutputRegression:
         """Take in some tokens; a weight multiplies a token's error."""
         z, y = z.flatten(0, -2).double(), y.flatten(0, -2).double()
         if self.with_bias:
-            z = torch.cat([z, torch.ones_like(z[:, :1])], 1)
+            z = torch.cat([z, z.new_ones(len(z), 1)], 1)
         if weight is not None:
             z, y = (x * weight.flatten(0, -2).double() for x in (z, y))
         gram, cross = z.mT @ z, z.mT @ y

@@ -152,12 +152,12 @@ def _cut_layer(job: CutJob, task: LayerTask, stock: Projections) -> tuple[Projec
     if error.folded <= NO_ERROR:
         return made, LayerRecord(error=error)
     refit = fit = second = None
-    if settings.refit:
+    if settings.refit and (task.plan.heads or made.has_bias("output")):
         made, refit = refit_output(task, made, sums, settings.ridge)
         refitted = attention.error(made["output"])
         error = AttentionError(folded=error.folded, refitted=refitted)
     schedule = fit_schedule(settings, len(batches.inputs), batches.held_aside)
-    if schedule is not None:
+    if schedule is not None and task.plan.heads:  # a bias alone has its optimum already
         better, fit = fit_layer(task, made, schedule)
         made = made if better is None else better
         if better is not None and settings.refit:

@@ -12,7 +12,8 @@ call:
     k_proj ─ split ─┼─ class 1 (5 heads, 16 wide) ─ attention ─┼─ concatenate ─ o_proj
     v_proj ─ split ─┘                                          ┘
 
-An identity projection has no module: its heads are slices of the input itself.
+An identity projection has no module: its heads are slices of the input itself. A layer without
+heads has no projections but its output bias, where there is one, and caches no numbers.
 This file travels with checkpoints: it needs torch and transformers only.
 """
 
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.cache_utils import DynamicLayer
 
 from .configuration_headwise import Head, Layer
 from .heads_headwise import HeadClass, Surroundings
@@ -37,10 +39,32 @@ SIDES = ("query", "key", "value", "output")
 PROJECTIONS = dict(zip(SIDES, ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True))
 
 
+class OutputBias(nn.Module):
+    """The output projection of a layer without heads: a constant, zero if it has no bias."""
+
+    def __init__(self, d_model: int, bias: bool) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
+
+    def forward(self, mixed: torch.Tensor) -> torch.Tensor:
+        """(batch, length, d_model) from the heads' (batch, length, 0)."""
+        zeros = mixed.new_zeros(*mixed.shape[:-1], self.d_model)
+        return zeros if self.bias is None else zeros + self.bias
+
+
+class EmptyLayer(DynamicLayer):
+    """The growing cache of a layer without heads: counts tokens, whose keys have no numbers."""
+
+    def get_seq_length(self) -> int:
+        """Tokens so far."""
+        return 0 if self.keys is None or self.keys.ndim < 2 else self.keys.shape[-2]
+
+
 class HeadwiseAttention(nn.Module):
     """Drop-in for a stock attention module: same call, same return."""
 
-    o_proj: nn.Linear
+    o_proj: Any  # an nn.Linear, or the OutputBias of a layer without heads
     classes: Any  # a ModuleList of HeadClass
 
     def __init__(self, layer: Layer, around: Surroundings) -> None:
@@ -53,7 +77,9 @@ class HeadwiseAttention(nn.Module):
         self.sliding_window = around.sliding_window
         self.norm_over = around.norm_over
         widths = {s: getattr(layer, f"{s}_width") for s in SIDES}
-        for side in SIDES:
+        if not layer.heads:
+            self.o_proj = OutputBias(around.d_model, "output" in layer.biases)
+        for side in SIDES if layer.heads else ():
             if side not in layer.identities:
                 ins, outs = around.d_model, widths[side]
                 ins, outs = (outs, ins) if side == "output" else (ins, outs)
@@ -84,6 +110,10 @@ class HeadwiseAttention(nn.Module):
             raise ValueError("headwise attention attends to itself only, got encoder states.")
         # One forward for all families: GPT-NeoX calls the cache layer_past.
         cache = past_key_values if past_key_values is not None else layer_past
+        # A decoder-only BERT or GPT-2 may be handed a pair of caches.
+        cache = getattr(cache, "self_attention_cache", cache)
+        if not self.classes:
+            return self._without_heads(hidden_states, attention_mask, cache)
         queries = self._heads("query", hidden_states, self.query_widths)
         keys = self._heads("key", hidden_states, self.key_widths)
         values = self._heads("value", hidden_states, self.value_widths)
@@ -91,8 +121,6 @@ class HeadwiseAttention(nn.Module):
             for i, head_class in enumerate(self.classes):
                 queries[i], keys[i] = head_class.rotated(queries[i], keys[i], *position_embeddings)
         if cache is not None:
-            # A decoder-only BERT or GPT-2 may be handed a pair of caches.
-            cache = getattr(cache, "self_attention_cache", cache)
             keys, values = self._cached(keys, values, cache)
         kwargs["dropout"] = self.dropout if self.training else 0.0
         kwargs["sliding_window"] = self.sliding_window
@@ -106,6 +134,29 @@ class HeadwiseAttention(nn.Module):
         if self.output_dropout:
             output = functional.dropout(output, self.output_dropout, self.training)
         return output, (torch.cat(weights, 1) if weights else None)
+
+    def _without_heads(
+        self, hidden: torch.Tensor, mask: torch.Tensor | None, cache: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output bias, or zeros; the cache is told how many tokens there were."""
+        batch, length = hidden.shape[:2]
+        if cache is not None:
+            nothing = hidden.new_empty(batch, 1, length, 0)
+            cache.update(nothing, nothing, self.layer_idx)
+            layer = cache.layers[self.layer_idx]
+            if type(layer) is DynamicLayer:  # which takes keys without numbers for no keys
+                counting = EmptyLayer()
+                counting.__dict__.update(layer.__dict__)
+                cache.layers[self.layer_idx] = counting
+        output = self.o_proj(hidden.new_empty(batch, length, 0))
+        if self.training:  # the norm before gets a gradient, which several processes wait for
+            output = output + 0.0 * hidden
+        if self.output_dropout:
+            output = functional.dropout(output, self.output_dropout, self.training)
+        if self.config._attn_implementation != "eager":
+            return output, None
+        seen = length if mask is None else mask.shape[-1]
+        return output, hidden.new_empty(batch, 0, length, seen)
 
     def _heads(self, side: str, x: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:
         """(batch, heads, length, width) of every class, for the queries, keys or values."""

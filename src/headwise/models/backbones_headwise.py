@@ -99,6 +99,10 @@ class Projections:
 
 def projections_of(attention: Any) -> Projections:
     """The projections of a headwise attention module; the tensors are the module's own."""
+    if not attention.classes:  # no heads: the output projection has no columns
+        bias = attention.o_proj.bias
+        empty = torch.empty(attention.o_proj.d_model, 0)
+        return Projections({"output": Projection(empty, None if bias is None else bias.detach())})
     found = {side: getattr(attention, name, None) for side, name in PROJECTIONS.items()}
     return Projections.of_modules({side: m for side, m in found.items() if m is not None})
 
@@ -317,7 +321,7 @@ def _check(layer: Layer, around: Surroundings, i: int) -> None:
         width = norm.weight.shape[0]
         per_head = around.norm_over == "head"
         found = (
-            {h.qk_dim for h in layer.heads}
+            {h.qk_dim for h in layer.heads} or {width}
             if per_head
             else {layer.query_width if name == "q_norm" else layer.key_width}
         )

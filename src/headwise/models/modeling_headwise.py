@@ -71,7 +71,8 @@ class HeadwisePreTrainedModel(PreTrainedModel):
             factor = (2 * self.config.num_hidden_layers) ** -0.5
             with torch.no_grad():
                 for attention in self.attentions():
-                    attention.o_proj.weight.mul_(factor)
+                    if attention.classes:
+                        attention.o_proj.weight.mul_(factor)
 
     def attentions(self) -> list[HeadwiseAttention]:
         """The planned attention modules, first layer first."""

@@ -35,7 +35,13 @@ from headwise.plan import Budget, HeadSpec, LayerPlan, Limit, ModelShape, Origin
 from headwise.planning.cost import SIDES, Side, within_budget
 from headwise.planning.families import FAMILIES, new_shape
 from headwise.planning.rules import check_multiples
-from headwise.planning.widths import Place, WidthCurve, WidthSolver, largest_scale
+from headwise.planning.widths import (
+    Place,
+    WidthCosts,
+    WidthCurve,
+    WidthSolver,
+    largest_scale,
+)
 from headwise.theory.allocation import allocate
 from headwise.theory.estimators import Spectrum
 from headwise.theory.saturation import NORM_CEILING, saturation_bound
@@ -342,7 +348,8 @@ def _narrowed(
                     multiple_of=rules.multiple_of,
                     tie=(side, i, j) if whole else tie(i, head, side),
                 )
-    widths, _ = WidthSolver(template, context, rules.batch, curves).solve(budget)
+    costs = WidthCosts(template, context, rules.batch, curves)
+    widths = WidthSolver(costs, curves).solve(budget).of
     layers = []
     for i, layer in enumerate(template.layers):
         heads = tuple(

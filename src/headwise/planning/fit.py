@@ -20,10 +20,13 @@ comparison. Which directions a head of given width keeps is one rule for all: th
     saturation      each head's share of energy, weighted by the layer's measured Jacobian norm
     uniform         the same share of every head
     narrower-late   shares that fall linearly with depth, the last layer's half of the first's
+    wider-late      the reverse
+    random          shares drawn at random, `random:7` with another seed; what chance gives
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,13 +35,15 @@ from functools import cached_property, lru_cache
 import numpy as np
 from jaxtyping import Float
 
-from headwise.errors import BudgetError, PlanError, did_you_mean, quoted
+from headwise.errors import BudgetError, PlanError
 from headwise.plan import Budget, Cost, HeadSpec, Limit, LossUnit, Origin, Plan, Resource
 from headwise.planning.cost import SIDES, Side, cost, dense_cost, unit_cost, within_budget
-from headwise.planning.rules import FIT_POLICIES, WidthRules
-from headwise.planning.widths import Part, Place, WidthCurve, WidthSolver, largest_scale
+from headwise.planning.groups import GroupSolver
+from headwise.planning.rules import WidthRules, policy_and_seed
+from headwise.planning.widths import Part, Place, WidthCosts, WidthCurve, WidthSolver, largest_scale
 
-LAST_LAYER_SHARE = 0.5  # narrower-late: of the first layer's share
+SCALED = ("uniform", "narrower-late", "wider-late", "random")  # by shares, not by the solver
+LEAST_SHARE = 0.5  # of the largest: what the narrowest layer gets where shares differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +51,8 @@ class HeadWorth:
     """What the directions of one head group are worth; `qk_whole` forbids cutting queries and keys.
 
     The indices are those of the profile: planes in the order of the head's `rotary_planes`.
+    `whole_vo` is what goes with all values together, and then queries and keys serve no one and
+    add nothing to it; None: the values' worths added up.
     """
 
     planes: Float[np.ndarray, " planes"]
@@ -53,6 +60,17 @@ class HeadWorth:
     vo: Float[np.ndarray, " vo"]
     qk_whole: bool = False
     plane_order: tuple[int, ...] | None = None  # None: by its own worth
+    whole_vo: float | None = None
+
+    @cached_property
+    def whole(self) -> float:
+        """What is lost with the whole group."""
+        return float(self.vo.sum()) if self.whole_vo is None else self.whole_vo
+
+    @cached_property
+    def total(self) -> float:
+        """The worths of all its directions."""
+        return float(self.planes.sum() + self.free.sum() + self.vo.sum())
 
     @cached_property
     def plane_ranking(self) -> list[int]:
@@ -118,12 +136,10 @@ class FitProblem:
     policy: str = "sensitivity"
     worth: Worths | None = None  # None: the sensitivity itself
     loss_unit: LossUnit | None = None  # of what the sensitivities predict
+    fixed_groups: bool = False  # no group may go or change its place
 
     def __post_init__(self) -> None:
-        if self.policy not in FIT_POLICIES:
-            raise PlanError(
-                f"unknown policy {quoted(self.policy)}. {did_you_mean(self.policy, FIT_POLICIES)}"
-            )
+        policy_and_seed(self.policy)
 
     @property
     def context(self) -> int:
@@ -153,9 +169,28 @@ class FitProblem:
         return width_curves(self.worth or self.sensitivity, self.rules)
 
     @cached_property
-    def solver(self) -> WidthSolver:
+    def solver(self) -> WidthSolver | GroupSolver:
         """The curves, ready for many budgets."""
-        return WidthSolver(self.template, self.context, self.rules.batch, self.curves)
+        costs = WidthCosts(self.template, self.context, self.rules.batch, self.curves)
+        most = {"layer": 1, "head": self.rules.max_classes}.get(self.rules.granularity)
+        most = None if self.fixed_groups and most != 1 else most
+        drops = self.drops_groups
+        if not drops and (most is None or self.rules.granularity == "layer"):
+            return WidthSolver(costs, self.curves)
+        remains = {
+            (i, j): head.total - head.whole
+            for i, layer in enumerate(self.worth or self.sensitivity)
+            for j, head in enumerate(layer)
+            if drops
+        }
+        return GroupSolver(costs, self.curves, remains=remains, most=most)
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether a whole head group may go."""
+        rules = self.rules
+        tied = rules.granularity == "model" or rules.equal_sides
+        return rules.drop_groups and not tied and not self.fixed_groups
 
 
 def fit(problem: FitProblem, budget: Budget) -> Fit:
@@ -165,11 +200,11 @@ def fit(problem: FitProblem, budget: Budget) -> Fit:
     if problem.allows(problem.template, budget):
         # No limit binds: nothing is dropped, not even what the text never used.
         widths, gap = {place: len(c.values) - 1 for place, c in problem.curves.items()}, 0.0
-    elif problem.policy in {"uniform", "narrower-late"}:
+    elif policy_and_seed(problem.policy)[0] in SCALED:
         widths, gap = _scaled_widths(problem, budget), 0.0
     else:
-        widths, found = problem.solver.solve(budget)
-        gap = found.gap
+        found = problem.solver.solve(budget)
+        widths, gap = found.of, found.gap
     plan = _plan(problem, widths)
     assert problem.allows(plan, budget), "a fit went over its budget"
     loss = predicted_loss(problem, plan)
@@ -226,8 +261,12 @@ def predicted_loss(problem: FitProblem, plan: Plan) -> float:
     """The predicted rise of the mean loss: ½ · Σ of the dropped sensitivities."""
     dropped = 0.0
     for i, layer in enumerate(problem.sensitivity):
+        cut = plan.layers[i].by_source
         for j, worth in enumerate(layer):
-            dense, head = problem.template.layers[i].heads[j], plan.layers[i].heads[j]
+            dense, head = problem.template.layers[i].heads[j], cut.get(j)
+            if head is None:
+                dropped += worth.whole
+                continue
             kept = kept_planes(dense, head)
             gone = np.ones(len(worth.planes), dtype=bool)
             gone[kept] = False
@@ -333,26 +372,77 @@ def _running_sums(values: Float[np.ndarray, " n"]) -> list[float]:
 
 
 def _scaled_widths(problem: FitProblem, budget: Budget) -> dict[Place, int]:
-    """Every head its layer's share of its width, the common scale as large as the budget allows."""
-    last = LAST_LAYER_SHARE if problem.policy == "narrower-late" else 1.0
-    shares = np.linspace(1.0, last, problem.template.shape.n_layers)
+    """Every head its share of its width, the common scale as large as the budget allows.
+
+    What rounding leaves of the budget goes to those that it took most from, unless all shares are
+    to be the same.
+    """
+    shares = _shares(problem)
 
     def at(scale: float) -> dict[Place, int]:
         return {
-            place: _share(curve, min(1.0, scale * shares[place[0]]))
+            place: _share(curve, min(1.0, scale * shares[place]))
             for place, curve in problem.curves.items()
         }
 
     def fits(scale: float) -> bool:
         return problem.allows(_plan(problem, at(scale)), budget)
 
-    scale = largest_scale(fits, 1.0 / last)
+    scale = largest_scale(fits, 1.0 / min(shares.values()))
     if scale is None:
         raise BudgetError(
             f"{budget} is less than the smallest allowed plan costs: raise the budget or lower "
             "the floors."
         )
-    return at(scale)
+    if problem.policy == "uniform":
+        return at(scale)
+    wanted = {
+        place: min(1.0, scale * shares[place]) * (len(curve.values) - 1)
+        for place, curve in problem.curves.items()
+    }
+    return _filled(problem, budget, at(scale), wanted)
+
+
+def _shares(problem: FitProblem) -> dict[Place, float]:
+    """What the policy gives each part, relative to the others."""
+    name, seed = policy_and_seed(problem.policy)
+    n_layers = problem.template.shape.n_layers
+    by_depth = {
+        "uniform": np.ones(n_layers),
+        "narrower-late": np.linspace(1.0, LEAST_SHARE, n_layers),
+        "wider-late": np.linspace(LEAST_SHARE, 1.0, n_layers),
+    }
+    if name in by_depth:
+        return {place: float(by_depth[name][place[0]]) for place in problem.curves}
+    rng = np.random.default_rng(seed)
+    drawn: dict[Hashable, float] = {}  # tied parts have one share
+    return {
+        place: drawn.setdefault(
+            place if curve.tie is None else curve.tie, float(rng.uniform(LEAST_SHARE, 1.0))
+        )
+        for place, curve in problem.curves.items()
+    }
+
+
+def _filled(
+    problem: FitProblem, budget: Budget, widths: dict[Place, int], wanted: dict[Place, float]
+) -> dict[Place, int]:
+    """The widths a step wider, where most is missing first, as long as the budget allows."""
+    tied: dict[Hashable, list[Place]] = {}
+    for place, curve in problem.curves.items():
+        tied.setdefault(place if curve.tie is None else ("tie", curve.tie), []).append(place)
+    open_ties = list(tied.values())
+    while open_ties:
+        places = max(open_ties, key=lambda group: wanted[group[0]] - widths[group[0]])
+        wider = dict(widths)
+        for place in places:
+            curve = problem.curves[place]
+            wider[place] = min(len(curve.values) - 1, widths[place] + curve.multiple_of)
+        if wider != widths and problem.allows(_plan(problem, wider), budget):
+            widths = wider
+        else:
+            open_ties.remove(places)
+    return widths
 
 
 def _share(curve: WidthCurve, share: float) -> int:
@@ -366,18 +456,42 @@ def _share(curve: WidthCurve, share: float) -> int:
 
 
 def _plan(problem: FitProblem, widths: dict[Place, int]) -> Plan:
-    """The plan of these widths; its heads keep their most sensitive planes and their scale."""
+    """The plan of these widths; its heads keep their most sensitive planes and their scale.
+
+    A group of width 0 is gone. The others stand with equal widths side by side, widest first, where
+    that makes fewer classes.
+    """
     layers = []
     for i, layer in enumerate(problem.template.layers):
-        heads = []
+        heads: list[HeadSpec] = []
         for j, head in enumerate(layer.heads):
+            if not widths[i, j, "vo"]:
+                continue
             count = widths.get((i, j, "planes"), 0) // 2
             planes = sorted(problem.sensitivity[i][j].plane_ranking[:count])
             change: dict[str, object] = {
                 "qk_dim": 2 * len(planes) + widths.get((i, j, "free"), 0),
                 "vo_dim": widths[i, j, "vo"],
                 "rotary_planes": tuple((head.rotary_planes or ())[p] for p in planes),
+                "source": j,
             }
             heads.append(head.model_copy(update=change))
+        if not problem.fixed_groups:
+            heads = _side_by_side(heads)
+        if [head.source for head in heads] == list(range(len(heads))):  # each at its own place
+            heads = [head.model_copy(update={"source": None}) for head in heads]
         layers.append(layer.model_copy(update={"heads": tuple(heads)}))
     return problem.template.model_copy(update={"layers": tuple(layers)})
+
+
+def _class(head: HeadSpec) -> tuple[int, int, int, int]:
+    """Heads that agree in this may run in one call."""
+    return head.qk_dim, head.vo_dim, head.queries, len(head.rotary_planes or ())
+
+
+def _side_by_side(heads: list[HeadSpec]) -> list[HeadSpec]:
+    """Heads of one class next to each other; as they are where they stand so already."""
+    runs = sum(1 for _ in itertools.groupby(heads, _class))
+    if runs == len(set(map(_class, heads))):
+        return heads
+    return sorted(heads, key=_class, reverse=True)

@@ -322,13 +322,26 @@ def _greedy(knapsack: Knapsack, relaxed: Relaxation) -> Int[np.ndarray, " items"
 class Core:
     """The surviving options of one item, or of several together: what each costs and wastes.
 
-    `picks[j]` are the options of `items` that make the joint option j.
+    `picks[j]` are the options of `items` that make the joint option j. The options of a *chain*
+    cost more from one to the next, in every resource, and are worth more.
     """
 
     items: tuple[int, ...]
     picks: Int[np.ndarray, "options items"]
     cost: Int[np.ndarray, "options resources"]
     waste: Float[np.ndarray, " options"]
+    chain: bool = True
+
+    @property
+    def least(self) -> Int[np.ndarray, " resources"]:
+        """What even the cheapest option needs."""
+        return np.asarray(self.cost[0] if self.chain else self.cost.min(axis=0))
+
+    @property
+    def span(self) -> Int[np.ndarray, " resources"]:
+        """What the dearest option needs beyond the cheapest."""
+        most = self.cost[-1] if self.chain else self.cost.max(axis=0)
+        return np.asarray(most - self.least)
 
 
 def _item_cores(knapsack: Knapsack, relaxed: Relaxation, gap: float) -> list[Core]:
@@ -361,7 +374,7 @@ def reduced_cores(knapsack: Knapsack, relaxed: Relaxation, gap: float, effort: i
     open_cores: dict[tuple[int, ...], Core] = {}
     done = []
     for core in cores:
-        span = core.cost[-1] - core.cost[0]
+        span = core.span
         direction = tuple((span // max(int(np.gcd.reduce(span)), 1)).tolist())
         other = open_cores.pop(direction, None)
         if other is not None and len(other.waste) * len(core.waste) <= pairs:
@@ -433,7 +446,19 @@ class _States:
 
 
 def search(knapsack: Knapsack, relaxed: Relaxation, gap: float, effort: int) -> SearchResult:
-    """The plan of least waste below `gap`, looking at about `effort` (state, option) pairs.
+    """The plan of least waste below `gap`, looking at about `effort` (state, option) pairs."""
+    cores = reduced_cores(knapsack, relaxed, gap, effort)
+    return search_cores(cores, knapsack.room, relaxed.prices, gap, effort)
+
+
+def search_cores(
+    cores: list[Core],
+    room: Int[np.ndarray, " resources"],
+    prices: Float[np.ndarray, " resources"],
+    gap: float,
+    effort: int,
+) -> SearchResult:
+    """The option of every item, of least waste below `gap`; every item is in one core.
 
     Dynamic programming: states (room left, waste so far) are extended core by core. A state is
     dropped when its waste, plus the price of the room that the remaining cores cannot use up,
@@ -441,29 +466,31 @@ def search(knapsack: Knapsack, relaxed: Relaxation, gap: float, effort: int) -> 
     the least wasteful are kept and the least waste among the others is remembered: the optimum is
     then proven up to that.
     """
-    cores = reduced_cores(knapsack, relaxed, gap, effort)
-    left = knapsack.room - np.sum([core.cost[0] for core in cores], axis=0)
+    left = room - np.sum([core.least for core in cores], axis=0)
     if (left < 0).any():
         return SearchResult(None, gap)
-    options = np.zeros(len(knapsack.items), dtype=np.int64)
+    options = np.zeros(sum(len(core.items) for core in cores), dtype=np.int64)
     for core in cores:
         options[list(core.items)] = core.picks[0]
-    cores = _ordered([core for core in cores if len(core.waste) > 1], knapsack)
+    cores = _ordered([core for core in cores if len(core.waste) > 1], room)
     if not cores:
-        return SearchResult(options if float(left @ relaxed.prices) < gap else None, gap)
-    usable = np.sum([core.cost[-1] - core.cost[0] for core in cores], axis=0)
+        return SearchResult(options if float(left @ prices) < gap else None, gap)
+    usable = np.sum([core.span for core in cores], axis=0)
     width = effort // sum(len(core.waste) for core in cores) + 1
     none = np.zeros(1, dtype=np.int64)
     states = _States(left[None], np.zeros(1), np.zeros(1), none, none)
     least_unseen, history = gap, []
     for core, following in pairwise(cores):
-        usable = usable - (core.cost[-1] - core.cost[0])
-        states = _undominated(_extended(states, core, usable, relaxed.prices, gap), relaxed.prices)
+        usable = usable - core.span
+        states = _undominated(_extended(states, core, usable, prices, gap), prices)
         pairs = MAX_STATES // len(following.waste) + 1
         states, lost = _narrowed(states, width if following is cores[-1] else min(width, pairs))
         least_unseen = min(least_unseen, lost)
         history.append((states.parent, states.option))
-    states = _finished(states, cores[-1], relaxed.prices)
+    if cores[-1].chain:
+        states = _finished(states, cores[-1], prices)
+    else:
+        states = _extended(states, cores[-1], np.zeros_like(usable), prices, gap)
     if len(states.least) == 0 or states.least.min() >= gap:
         return SearchResult(None, least_unseen)
     at = int(np.argmin(states.least))
@@ -474,15 +501,15 @@ def search(knapsack: Knapsack, relaxed: Relaxation, gap: float, effort: int) -> 
     return SearchResult(options, least_unseen)
 
 
-def _ordered(cores: list[Core], knapsack: Knapsack) -> list[Core]:
+def _ordered(cores: list[Core], room: Int[np.ndarray, " resources"]) -> list[Core]:
     """The order of search.
 
     Cores that span much come first, so that the rest can be seen not to use up what is left. The
-    one with the most options comes last, where the largest option that fits is the best.
+    one with the most options comes last, where of a chain the largest option that fits is the best.
     """
 
     def span(core: Core) -> float:
-        return float(((core.cost[-1] - core.cost[0]) / knapsack.room).max())
+        return float((core.span / room).max())
 
     cores = sorted(cores, key=span, reverse=True)
     if cores:
@@ -499,7 +526,7 @@ def _extended(
 ) -> _States:
     """Every state with every option, as long as it fits and may still end below the gap."""
     parent, option = np.nonzero(states.waste[:, None] + core.waste < gap)
-    left = states.left[parent] - (core.cost - core.cost[0])[option]
+    left = states.left[parent] - (core.cost - core.least)[option]
     fits = (left >= 0).all(axis=1)
     parent, option, left = parent[fits], option[fits], left[fits]
     waste = states.waste[parent] + core.waste[option]

@@ -68,6 +68,8 @@ def ways_for(targets: Sequence[str]) -> tuple[Way, ...]:
 def fit_for(problem: FitProblem, targets: Sequence[str], solve: Callable[[FitProblem], Fit]) -> Fit:
     """The best fit that every target runs; `solve` finds the best of one problem."""
     ways = ways_for(targets)
+    if targets:  # engines have as many heads in every layer
+        problem = replace(problem, rules=replace(problem.rules, drop_groups=False))
     if not ways:
         return _checked(solve(problem), targets)
     found: list[tuple[Way, Fit]] = []

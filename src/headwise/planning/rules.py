@@ -10,7 +10,27 @@ from dataclasses import dataclass
 from headwise.errors import PlanError, did_you_mean, quoted
 
 GRANULARITIES = ("layer", "head", "model")
-FIT_POLICIES = ("sensitivity", "uniform", "narrower-late", "saturation", "energy")
+FIT_POLICIES = (
+    "sensitivity",
+    "uniform",
+    "narrower-late",
+    "wider-late",
+    "saturation",
+    "energy",
+    "random",
+)
+
+
+def policy_and_seed(policy: str) -> tuple[str, int]:
+    """A policy's name and the seed of `random:7`; a wrong one is refused."""
+    name, _, seed = policy.partition(":")
+    if name not in FIT_POLICIES:
+        raise PlanError(f"unknown policy {quoted(policy)}. {did_you_mean(name, FIT_POLICIES)}")
+    if seed and (name != "random" or not seed.isdecimal()):
+        raise PlanError(
+            f"only random takes a seed, such as random:7, got {quoted(policy)}; correct it."
+        )
+    return name, int(seed or 0)
 
 
 def check_multiples(multiple_of: int, min_dim: int | None) -> None:
@@ -31,6 +51,8 @@ class WidthRules:
     context: int | None = None  # for FLOPs and traffic; None: the shape's
     batch: int = 1  # for traffic
     equal_sides: bool = False  # what is tied ties queries and keys to values, too
+    max_classes: int | None = None  # granularity head: most different widths in a layer
+    drop_groups: bool = False  # whole head groups may go; not with granularity model
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:
@@ -43,6 +65,9 @@ class WidthRules:
             raise PlanError(
                 f"batch and context must be at least 1, got {self.batch} and {self.context}."
             )
+
+        if self.max_classes is not None and self.max_classes < 1:
+            raise PlanError(f"max-classes must be at least 1, got {self.max_classes}.")
 
     @property
     def least(self) -> int:

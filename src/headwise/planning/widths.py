@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from headwise.plan import RESOURCE_NAMES, Budget, Plan, Resource
 from headwise.planning.cost import Side, cost, dense_cost, unit_cost
-from headwise.planning.solver import Curve, Solution, Solver
+from headwise.planning.solver import Curve, Solver
 
 # A head's query-key width as a whole, or its rotary and its position-free columns separately.
 Part = Literal["qk", "planes", "free", "vo"]
@@ -38,51 +38,83 @@ def side_of(part: Part) -> Side:
     return "vo" if part == "vo" else "qk"
 
 
-class WidthSolver:
-    """The curves of one model, ready for many budgets."""
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The width of every part, 0 where its group is dropped, and how near the best value is."""
+
+    of: dict[Place, int]
+    gap: float  # at most this share of the highest value is missing
+
+
+class WidthCosts:
+    """What a dimension of each part costs, and what no width changes."""
 
     def __init__(
         self, template: Plan, context: int, batch: int, curves: Mapping[Place, WidthCurve]
     ) -> None:
-        self._template, self._curves = template, curves
-        self._context, self._batch = context, batch
+        self._template, self._context, self._batch = template, context, batch
+        self._curves = curves
         self._full = cost(template, context, batch)
         self.dense = dense_cost(template.shape, context, batch)
-        self._solvers: dict[tuple[Resource, ...], Solver] = {}
 
-    def solve(self, budget: Budget) -> tuple[dict[Place, int], Solution]:
-        """The widths of highest total value within the budget, and the solver's own result."""
-        resources = budget.limited
-        if resources not in self._solvers:
-            names = tuple(RESOURCE_NAMES[r] for r in resources)
-            self._solvers[resources] = Solver(self._with_costs(resources), names)
-        limits = tuple(budget.amount(r, self.dense) for r in resources)
-        found = self._solvers[resources].solve(limits)
-        return dict(zip(self._curves, found.units[:-1], strict=True)), found
+    def limits(self, budget: Budget) -> tuple[int, ...]:
+        """The most that may be spent of every limited resource."""
+        return tuple(budget.amount(r, self.dense) for r in budget.limited)
 
-    def _with_costs(self, resources: tuple[Resource, ...]) -> tuple[Curve, ...]:
-        """The curves with what a dimension costs, then one for what no width changes."""
-        curves = []
+    def units(self, resources: tuple[Resource, ...]) -> dict[Place, tuple[int, ...]]:
+        """What a dimension of every part costs."""
         slopes: dict[tuple[int, int, Side], tuple[int, ...]] = {}  # heads of a layer share them
-        for (i, j, part), curve in self._curves.items():
+        found = {}
+        for i, j, part in self._curves:
             head = self._template.layers[i].heads[j]
             kind = i, head.queries, side_of(part)
             if kind not in slopes:
                 unit = unit_cost(self._template, i, head, kind[2], self._context, batch=self._batch)
                 slopes[kind] = tuple(unit[r] for r in resources)
-            curves.append(
-                Curve(
-                    values=curve.values,
-                    unit_cost=slopes[kind],
-                    floor=curve.floor,
-                    multiple_of=curve.multiple_of,
-                    tie=curve.tie,
-                )
-            )
-        fixed = tuple(
-            self._full.counted(r) - sum(c.unit_cost[k] * (len(c.values) - 1) for c in curves)
+            found[i, j, part] = slopes[kind]
+        return found
+
+    def fixed(
+        self, resources: tuple[Resource, ...], units: dict[Place, tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """What no width changes."""
+        full = {place: len(curve.values) - 1 for place, curve in self._curves.items()}
+        return tuple(
+            self._full.counted(r) - sum(unit[k] * full[place] for place, unit in units.items())
             for k, r in enumerate(resources)
         )
+
+
+class WidthSolver:
+    """The curves of one model, ready for many budgets; ties make widths equal."""
+
+    def __init__(self, costs: WidthCosts, curves: Mapping[Place, WidthCurve]) -> None:
+        self._costs, self._curves = costs, curves
+        self._solvers: dict[tuple[Resource, ...], Solver] = {}
+
+    def solve(self, budget: Budget) -> Widths:
+        """The widths of highest total value within the budget."""
+        resources = budget.limited
+        if resources not in self._solvers:
+            names = tuple(RESOURCE_NAMES[r] for r in resources)
+            self._solvers[resources] = Solver(self._with_costs(resources), names)
+        found = self._solvers[resources].solve(self._costs.limits(budget))
+        return Widths(dict(zip(self._curves, found.units[:-1], strict=True)), found.gap)
+
+    def _with_costs(self, resources: tuple[Resource, ...]) -> tuple[Curve, ...]:
+        """The curves with what a dimension costs, then one for what no width changes."""
+        units = self._costs.units(resources)
+        curves = [
+            Curve(
+                values=curve.values,
+                unit_cost=units[place],
+                floor=curve.floor,
+                multiple_of=curve.multiple_of,
+                tie=curve.tie,
+            )
+            for place, curve in self._curves.items()
+        ]
+        fixed = self._costs.fixed(resources, units)
         curves.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))
         return tuple(curves)
 

@@ -226,6 +226,7 @@ def write_profile(
             loss=None if inputs["objective"] == "embedding" else loss,
             lengths=job.lengths,
             qk_whole=qk_whole,
+            fixed_groups=any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions),
             centred=centred,
             notes=(_NORMS_NOTE,) if qk_whole else (),
             plan={"format": PLAN_FORMAT, **plan.to_dict()},

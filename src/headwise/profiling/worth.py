@@ -60,8 +60,16 @@ def fit_problem(profile: Profile, policy: str, rules: WidthRules) -> FitProblem:
             )
             for i, layer in enumerate(worth)
         )
-    sensitivity = worths(profile, "sensitivity")
-    return FitProblem(profile.plan, sensitivity, rules, policy, worth, profile.record.unit)
+    record = profile.record
+    return FitProblem(
+        profile.plan,
+        worths(profile, "sensitivity"),
+        rules,
+        policy,
+        worth,
+        record.unit,
+        fixed_groups=record.qk_whole if record.fixed_groups is None else record.fixed_groups,
+    )
 
 
 def worths(profile: Profile, measure: str) -> Worths:
@@ -88,15 +96,21 @@ def head_worth(profile: Profile, measure: str, layer: int, head: int) -> HeadWor
 
 
 def kept_directions(profile: Profile, plan: Plan, layer: int, head: int) -> Kept:
-    """Which directions a head group of `plan` keeps of those in `profile`: the most sensitive."""
-    if len(plan.layers) != len(profile.plan.layers) or any(
-        len(a.heads) != len(b.heads) for a, b in zip(plan.layers, profile.plan.layers, strict=True)
+    """Which directions `plan` keeps of a head group of `profile`: the most sensitive ones.
+
+    Nothing is kept of a group that the plan drops.
+    """
+    known = profile.plan.layers
+    if len(plan.layers) != len(known) or any(
+        max(a.sources, default=0) >= len(b.heads) for a, b in zip(plan.layers, known, strict=True)
     ):
         raise PlanError(
-            "the plan must have the layers and head groups of the profiled model; use the plan "
-            "with the profile it was fitted to."
+            "the plan must have the layers and head groups of the profiled model, or some of the "
+            "groups; use the plan with the profile it was fitted to."
         )
-    dense, spec = profile.plan.layers[layer].heads[head], plan.layers[layer].heads[head]
+    dense, spec = known[layer].heads[head], plan.layers[layer].by_source.get(head)
+    if spec is None:
+        return Kept(planes=(), free=(), vo=())
     worth = head_worth(profile, "sensitivity", layer, head)
     n_planes = len(kept_planes(dense, spec))
     if not 0 <= spec.qk_dim - 2 * n_planes <= len(worth.free) or spec.vo_dim > len(worth.vo):

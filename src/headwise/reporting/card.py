@@ -177,9 +177,11 @@ def _plan_table(plan: Plan) -> str:
         n = len(list(run))
         rows.append((f"{start}" if n == 1 else f"{start}–{start + n - 1}", *widths))
         start += n
-    head = plan.layers[0].heads[0]
-    grouped = f"; each serves {head.queries} query heads" if head.queries > 1 else ""
-    note = f"One width per key-value head{grouped}."
+    queries = plan.shape.queries
+    grouped = f"; each serves {queries} query heads" if queries > 1 else ""
+    gone = plan.shape.n_layers * plan.shape.n_kv_heads - sum(len(x.heads) for x in plan.layers)
+    without = f" {gone} of them were dropped whole." if gone > 0 else ""
+    note = f"One width per key-value head{grouped}.{without}"
     columns = ("layers", "query-key widths", "value-output widths")
     return f"## The plan\n\n{note}\n\n{_table(columns, rows)}"
 
@@ -234,7 +236,7 @@ def _limits(found: Verification | None, kind: ModelKind) -> str:
 def _widths(widths: Sequence[int]) -> str:
     """`64 × 3, 56`: runs of equal widths together."""
     runs = [(width, len(list(run))) for width, run in itertools.groupby(widths)]
-    return ", ".join(f"{width} × {n}" if n > 1 else f"{width}" for width, n in runs)
+    return ", ".join(f"{width} × {n}" if n > 1 else f"{width}" for width, n in runs) or "none"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

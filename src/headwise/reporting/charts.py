@@ -68,10 +68,10 @@ def plan_chart(plan: Plan) -> Chart:
     rows: list[dict[str, Any]] = [
         {"layer": i, "head group": j, "side": side, "width": width, "queries": head.queries}
         for i, layer in enumerate(plan.layers)
-        for j, head in enumerate(layer.heads)
+        for j, head in layer.by_source.items()
         for side, width in (("query-key", head.qk_dim), ("value-output", head.vo_dim))
     ]
-    full: int = max(row["width"] for row in rows)
+    full: int = max((row["width"] for row in rows), default=1)
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X("head group:O", axis=alt.Axis(labelAngle=0)), y=alt.Y("layer:O")
     )
@@ -85,7 +85,7 @@ def plan_chart(plan: Plan) -> Chart:
     )
     shape = plan.shape
     policy = f", policy {plan.origin.policy}" if plan.origin.policy else ""
-    groups = max(len(layer.heads) for layer in plan.layers)
+    groups = max(1 + max(layer.sources, default=0) for layer in plan.layers)
     few = groups <= MOST_LABELLED_GROUPS
     layers = alt.layer(cells, numbers) if few else alt.layer(cells)
     panel = layers.properties(width=22 * groups if few else 300, height=14 * shape.n_layers)

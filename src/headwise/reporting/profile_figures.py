@@ -45,21 +45,31 @@ def width_figures(plan: Plan) -> list[Figure]:
     """The kept widths of each side as a layers × heads map."""
     found = []
     full = max(plan.shape.qk_dim, plan.shape.vo_dim)
+    groups = max((1 + max(layer.sources, default=0) for layer in plan.layers), default=1)
     for side, field in _SIDES:
-        widths = [[getattr(head, field) for head in layer.heads] for layer in plan.layers]
+        widths = [
+            [getattr(layer.by_source.get(j), field, 0) for j in range(groups)]
+            for layer in plan.layers
+        ]
         flat = [w for row in widths for w in row]
         dense = getattr(plan.shape, field)
         found.append(
             Figure(
                 title=f"Kept {side} widths",
                 caption=f"From {min(flat)} to {max(flat)} of {dense}, {np.mean(flat):.1f} on "
-                f"average, over {len(widths)} layers and {len(widths[0])} head groups.",
+                f"average, over {len(widths)} layers and {groups} head groups{_gone(plan)}.",
                 chart=_map(widths, max(full, *flat)),
-                columns=("layer", *(f"head group {j}" for j in range(len(widths[0])))),
+                columns=("layer", *(f"head group {j}" for j in range(groups))),
                 rows=[(f"layer {i}", *row) for i, row in enumerate(widths)],
             )
         )
     return found
+
+
+def _gone(plan: Plan) -> str:
+    """How many of the uniform model's head groups are gone, as the end of a sentence."""
+    gone = plan.shape.n_layers * plan.shape.n_kv_heads - sum(len(x.heads) for x in plan.layers)
+    return f"; {gone} of them are gone (0)" if gone > 0 else ""
 
 
 def _map(widths: list[list[int]], full: int) -> Any:

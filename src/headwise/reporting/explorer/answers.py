@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +28,7 @@ from headwise.planning.rules import GRANULARITIES, WidthRules
 from headwise.planning.targets import runs_in
 from headwise.planning.widths import side_of
 from headwise.profiling.format import Profile
-from headwise.profiling.worth import worths
+from headwise.profiling.worth import fit_problem, worths
 from headwise.progress import Progress, silent
 
 BUDGETS: tuple[Resource, ...] = ("attn_params", "kv_bytes", "flops", "traffic")
@@ -90,14 +90,15 @@ class Answers:
     def __init__(self, profile: Profile, context: int | None = None, batch: int = 1) -> None:
         self.profile, self.context, self.batch = profile, context, batch
         self.dense: Cost = dense_cost(profile.plan.shape, context, batch)  # of percentages
-        self._sensitivity = worths(profile, "sensitivity")
+        self._problem = fit_problem(profile, "sensitivity", _DEFAULT)
+        self._sensitivity = self._problem.sensitivity
         self.task = lru_cache(maxsize=CACHED_RULES)(self._task)
         self.answer = lru_cache(maxsize=CACHED)(self._answer)
         self.least_cost = lru_cache(maxsize=CACHED)(self._least_cost)
 
     def _task(self, rules: WidthRules) -> FitProblem:
         """What the solver is given; one for all budgets, so that it is prepared once."""
-        return FitProblem(self.profile.plan, self._sensitivity, rules)
+        return replace(self._problem, rules=rules)
 
     def rules(self, choice: Choice) -> WidthRules:
         """The rules of a choice, as `headwise plan fit` takes them."""
@@ -109,9 +110,7 @@ class Answers:
         task = self.task(self.rules(choice))
         found = fit(task, choice.budget)
         return {
-            "qk": [[head.qk_dim for head in layer.heads] for layer in found.plan.layers],
-            "vo": [[head.vo_dim for head in layer.heads] for layer in found.plan.layers],
-            "planes": _plane_counts(found.plan),
+            **_by_group(found.plan, self.profile.plan),
             "cost": task.cost(found.plan).model_dump(include=set(_SHOWN)),
             "loss": found.loss_increase,
             "exact": found.exact,
@@ -129,6 +128,8 @@ class Answers:
         for (i, j, part), curve in width_curves(self._sensitivity, rules).items():
             width = len(curve.values) - 1
             narrow = min(width, math.ceil(curve.floor / curve.multiple_of) * curve.multiple_of)
+            if task.drops_groups:
+                narrow = 0
             unit = task.unit_cost(i, plan.layers[i].heads[j], side_of(part))
             for r in BUDGETS:
                 least[r] -= (width - narrow) * unit[r]
@@ -189,8 +190,17 @@ def model_facts(answers: Answers, where: str) -> dict[str, Any]:
     }
 
 
-def _plane_counts(plan: Plan) -> list[list[int]]:
-    return [[len(head.rotary_planes or ()) for head in layer.heads] for layer in plan.layers]
+def _by_group(plan: Plan, dense: Plan) -> dict[str, Any]:
+    """Widths and planes of the dense model's head groups, 0 where one is gone, and their order."""
+    found: dict[str, Any] = {"qk": [], "vo": [], "planes": [], "order": {}}
+    for i, (layer, whole) in enumerate(zip(plan.layers, dense.layers, strict=True)):
+        heads = [layer.by_source.get(j) for j in range(len(whole.heads))]
+        found["qk"].append([head.qk_dim if head else 0 for head in heads])
+        found["vo"].append([head.vo_dim if head else 0 for head in heads])
+        found["planes"].append([len(head.rotary_planes or ()) if head else 0 for head in heads])
+        if layer.sources != tuple(range(len(whole.heads))):
+            found["order"][str(i)] = list(layer.sources)
+    return found
 
 
 def saved_grid(answers: Answers, step: float, progress: Progress = silent) -> dict[str, Any]:
@@ -266,7 +276,7 @@ class _Book:
             except BudgetError:
                 self._choices[choice] = -1
                 return -1
-            key = repr((answer["qk"], answer["vo"], answer["planes"]))
+            key = repr((answer["qk"], answer["vo"], answer["planes"], answer["order"]))
             if key not in self._widths:
                 self._widths[key] = len(self.plans)
                 self.plans.append(answer)

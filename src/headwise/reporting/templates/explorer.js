@@ -81,18 +81,23 @@ function packed(list) {
 
 // The same plan as `headwise plan fit` writes: a head keeps its most sensitive planes, in order.
 function planOf({ choice, answer }) {
-  const cut = layers.map((layer, i) => ({
-    ...layer,
-    heads: packed(layer.heads.map((head, j) => {
-      const planes = facts.plane_order[i][j].slice(0, answer.planes[i][j]).sort((a, b) => a - b);
-      return {
-        ...head,
-        qk_dim: answer.qk[i][j],
-        vo_dim: answer.vo[i][j],
-        rotary_planes: planes.map((p) => head.rotary_planes[p]),
-      };
-    })),
-  }));
+  const cut = layers.map((layer, i) => {
+    const order = answer.order[i] ?? layer.heads.map((_, j) => j); // as in the dense model
+    const moved = order.some((j, place) => j !== place);
+    return {
+      ...layer,
+      heads: packed(order.map((j) => {
+        const planes = facts.plane_order[i][j].slice(0, answer.planes[i][j]).sort((a, b) => a - b);
+        return {
+          ...layer.heads[j],
+          qk_dim: answer.qk[i][j],
+          vo_dim: answer.vo[i][j],
+          rotary_planes: planes.map((p) => layer.heads[j].rotary_planes[p]),
+          ...(moved ? { source: j } : {}),
+        };
+      })),
+    };
+  });
   const origin = {
     command: fitCommand(choice),
     policy: "sensitivity",

@@ -8,7 +8,7 @@ none of them has seen. Measured are the loss on clean text and what every distur
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,7 @@ def _measure_cuts(
         plan = profile.plan
         if policy is not None:
             problem = fit_problem(profile, policy, WidthRules("head", multiple_of=2))
+            problem = replace(problem, fixed_groups=True)
             plan = fit(problem, Budget(attn_params=Limit(share=share))).plan
         with replaced_projections(model, cut_to_plan(model, profile, plan)):
             found[name] = {**disturb(model, inputs), "params": cost(plan).attn_params}

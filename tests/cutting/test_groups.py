@@ -1,0 +1,102 @@
+"""Cuts that drop head groups and change their order."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwise.cutting.run import cut_model
+from headwise.errors import HeadwiseError, PlanError
+from headwise.measure.size import counted
+from headwise.models.build import convert
+from headwise.models.record import read_cut_record
+from headwise.planning.cost import cost
+from headwise.source import open_source
+from tests.cutting.test_compress import load, project
+from tests.tolerances import FELT, IDENTITY, difference
+
+
+def shuffled(plan, *, whole_layer=True):
+    """The plan with the groups of every layer in reverse, one dropped, and a layer without any."""
+    layers = []
+    for i, layer in enumerate(plan.layers):
+        heads = [h.model_copy(update={"source": j}) for j, h in enumerate(layer.heads)][::-1]
+        heads = [] if whole_layer and i == 1 else heads[: max(1, len(heads) - (i == 0))]
+        layers.append(layer.model_copy(update={"heads": tuple(heads)}))
+    return plan.model_copy(update={"layers": tuple(layers)})
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "vit", "bert_bare"]
+)
+def test_the_cut_is_the_projection_it_says(subject, tmp_path, name):
+    """What is dropped is as good as its mean (where an output bias takes it up) or zero."""
+    dense = subject(name)
+    plan = shuffled(dense.plan(0.8))
+    cut_model(dense.request(plan, refit=False, fit=0), tmp_path / "out")
+    cut = load(tmp_path / "out", name)
+    wrapped = convert(dense.model)
+    for i, attention in enumerate(wrapped.attentions()):
+        project(attention, dense.profile, plan, i)
+    found = dense.outputs(cut)
+    assert difference(found, dense.outputs(wrapped)) <= IDENTITY
+    assert difference(found, dense.outputs(dense.model)) > FELT
+    assert counted(open_source(tmp_path / "out")).attn_params == cost(plan).attn_params
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_refits_and_fits_live_with_layers_without_heads(subject, tmp_path, name):
+    dense = subject(name, rows=24)
+    plan = shuffled(dense.plan(0.8))
+    cut_model(dense.request(plan), tmp_path / "out")
+    records = read_cut_record(tmp_path / "out").layers
+    assert records[1].get("fit") is None
+    assert (records[1].get("refit") is None) == (name == "llama")  # GPT-2 has a bias to refit
+    assert records[0]["refit"] is not None
+    assert difference(dense.outputs(load(tmp_path / "out", name)), dense.outputs(dense.model)) > 0
+
+
+def test_a_change_of_order_changes_nothing(subject, tmp_path):
+    dense = subject("llama")
+    plan = dense.plan(0.8)
+    mixed = plan.model_copy(
+        update={
+            "layers": tuple(
+                layer.model_copy(
+                    update={
+                        "heads": tuple(
+                            h.model_copy(update={"source": j}) for j, h in enumerate(layer.heads)
+                        )[::-1]
+                    }
+                )
+                for layer in plan.layers
+            )
+        }
+    )
+    outputs = []
+    for k, one in enumerate((plan, mixed)):
+        cut_model(dense.request(one, refit=False, fit=0), tmp_path / str(k))
+        outputs.append(dense.outputs(load(tmp_path / str(k), "llama")))
+    assert difference(outputs[1], outputs[0]) <= IDENTITY
+
+
+def test_a_norm_over_all_heads_lets_no_group_go(subject, tmp_path):
+    dense = subject("olmo2")
+    assert dense.profile.record.fixed_groups
+    assert all(
+        len(layer.heads) == len(dense.profile.plan.layers[0].heads)
+        for layer in dense.plan(0.7, drop_groups=True).layers
+    )
+    with pytest.raises((PlanError, HeadwiseError), match="normalises its queries and keys"):
+        cut_model(dense.request(shuffled(dense.plan(0.9), whole_layer=False)), tmp_path / "out")
+
+
+def test_a_group_that_was_never_profiled_is_refused(subject, tmp_path):
+    dense = subject("llama")
+    plan = dense.plan(0.8)
+    first = plan.layers[0]
+    heads = (first.heads[0].model_copy(update={"source": 99}), *first.heads[1:])
+    wrong = plan.model_copy(
+        update={"layers": (first.model_copy(update={"heads": heads}), *plan.layers[1:])}
+    )
+    with pytest.raises(PlanError, match="use the plan with the profile it was fitted to"):
+        cut_model(dense.request(wrong), tmp_path / "out")
