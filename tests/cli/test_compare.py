@@ -251,3 +251,28 @@ def test_an_encoder_is_refused(headwise, place, tmp_path):
     result = headwise(*words(place, tmp_path / "out", model="bert"))
     assert result.code == 2
     assert "a comparison is of causal language models" in result.err
+
+
+def test_policies_differ_in_nothing_but_their_widths(headwise, place, tmp_path):
+    out = tmp_path / "allocation"
+    policies = "sensitivity,uniform,wider-late,random:3"
+    how = ("--policies", policies, "--attn-params", "60%", "--recover", "256")
+    done = headwise(*words(place, out, *how))
+    assert done.code == 0, done.err
+    document = json.loads((out / "compare.json").read_text())
+    cells = by_name(document)
+    ours = ["headwise", "headwise:uniform", "headwise:wider-late", "headwise:random:3"]
+    assert set(cells) == {(f"{m}{r}", "60%") for m in ours for r in ("", "+recovery")}
+    assert set(document["methods"]) == {m for m, _ in cells}
+    assert "policy random:3" in document["methods"]["headwise:random:3"]["what"]
+    assert len({cells[m, "60%"]["texts"][0]["ratio"] for m in ours}) == len(ours)
+    for name, cell in cells.items():
+        assert cell["cut"] == cells["headwise", "60%"]["cut"]
+        assert (cell["recovery"] is not None) == name[0].endswith("+recovery")
+        assert cell["attn_params"] <= cell["amount"]
+    stamped = stamps(out)
+    assert headwise(*words(place, out, *how)).code == 0
+    assert stamps(out) == stamped  # nothing is made twice
+    wrong = headwise(*words(place, out, "--policies", "later"))
+    assert wrong.code == 2
+    assert "unknown policy 'later'" in wrong.err

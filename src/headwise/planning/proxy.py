@@ -28,7 +28,7 @@ from headwise.plan import Budget, HeadSpec, LayerPlan, ModelShape, Origin, Plan
 from headwise.planning.cost import SIDES, Side
 from headwise.planning.design import DesignRules, new_plan
 from headwise.planning.fit import Worths
-from headwise.planning.widths import Place, WidthCurve, WidthSolver
+from headwise.planning.widths import Place, WidthCosts, WidthCurve, WidthSolver
 
 CONFIDENCE = 0.95
 HYPOTHESIS = (
@@ -175,7 +175,8 @@ def _fitted(
                     tie=(i, side),
                 )
     context = rules.context or shape.context
-    widths, _ = WidthSolver(template, context, rules.batch, curves).solve(budget)
+    costs = WidthCosts(template, context, rules.batch, curves)
+    widths = WidthSolver(costs, curves).solve(budget).of
     layers = tuple(
         layer.model_copy(
             update={
