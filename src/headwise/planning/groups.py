@@ -38,7 +38,7 @@ GIVEN = 24  # options that a layer gives for each prices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class GroupOptions:
     """One head group: what every combination of widths is worth and costs, and being dropped.
 
     `value` counts from being dropped, which is worth 0 and costs nothing.
@@ -56,7 +56,7 @@ def combined(
     values: Sequence[Float[np.ndarray, " _"]],
     unit_costs: Sequence[tuple[int, ...]],
     dropped: float | None,
-) -> Group:
+) -> GroupOptions:
     """A group from the allowed widths, the values and the unit costs of its parts.
 
     `dropped` is what remains of the value when the group is dropped; None forbids it.
@@ -65,10 +65,10 @@ def combined(
     widths = np.stack([axis.ravel() for axis in grid], axis=1)
     value = np.sum([curve[w] for curve, w in zip(values, widths.T, strict=True)], axis=0)
     cost = widths @ np.array(unit_costs, dtype=np.int64)
-    return Group(widths, value - (dropped or 0.0), cost, dropped is not None, dropped or 0.0)
+    return GroupOptions(widths, value - (dropped or 0.0), cost, dropped is not None, dropped or 0.0)
 
 
-def head_options(group: Group) -> Options:
+def head_options(group: GroupOptions) -> Options:
     """A group on its own: every combination, and being dropped."""
     tags = np.arange(len(group.value))[:, None]
     kept = Options(group.cost, group.value, tags)
@@ -78,7 +78,7 @@ def head_options(group: Group) -> Options:
     return Options.joined([kept, gone])
 
 
-def layer_options(groups: Sequence[Group]) -> Options:
+def layer_options(groups: Sequence[GroupOptions]) -> Options:
     """A layer of one combination: for each the best 0, 1, … groups to keep.
 
     The groups have the same combinations, and at the same costs where they may go.
@@ -108,7 +108,7 @@ def layer_options(groups: Sequence[Group]) -> Options:
 class FewWidths:
     """A layer of at most `most` combinations, as a lazy item (see `choices`)."""
 
-    groups: Sequence[Group]
+    groups: Sequence[GroupOptions]
     most: int
 
     def least(self) -> Options:
@@ -208,7 +208,7 @@ def _grown(
 class _Ready:
     """The groups and items of a model, with their costs in some resources."""
 
-    groups: dict[Head, Group]
+    groups: dict[Head, GroupOptions]
     members: tuple[tuple[Head, ...], ...]  # the groups of each item
     solver: ChoiceSolver
     fixed: Int[np.ndarray, " resources"]  # what no width changes
@@ -265,7 +265,7 @@ class GroupSolver:
         layers: dict[int, list[Head]] = {}
         for head in self._parts:
             layers.setdefault(head[0], []).append(head)
-        groups: dict[Head, Group] = {}
+        groups: dict[Head, GroupOptions] = {}
         items: list[Options | Lazy] = []
         members: list[tuple[Head, ...]] = []
         for heads in layers.values():
@@ -288,7 +288,7 @@ class GroupSolver:
 
     def _groups(
         self, heads: Sequence[Head], units: Mapping[Place, tuple[int, ...]], *, alike: bool
-    ) -> dict[Head, Group]:
+    ) -> dict[Head, GroupOptions]:
         """The groups of one layer; `alike` ones have the same combinations."""
         allowed = {p: _allowed(self._curves[p]) for head in heads for p in self._parts[head]}
         if alike:
