@@ -26,7 +26,7 @@ from headwise.cutting import run  # noqa: F401
 from headwise.reporting import pages  # noqa: F401
 from headwise.training.loop import Observer
 
-SHARE = 0.3  # of a whole run's effects: the longest life that is to be killed
+SHARES = (0.07, 0.2, 1.0)  # of a whole run's effects: a life ends within one of them
 
 
 class Losses(Observer):
@@ -87,12 +87,14 @@ def chain(words, here, progress, seed, kills):
     effects, rng = int((here / "whole.effects").read_text()), random.Random(seed)
     moments, finished = [], 0
     while len(moments) < kills:
-        if is_finished(life(words, folder, rng.randrange(round(SHARE * effects))), folder):
+        fatal = rng.randrange(round(rng.choice(SHARES) * effects))
+        if is_finished(life(words, folder, fatal), folder):
             finished += 1
             (folder / "out").rename(folder / f"out-{finished}")
             shutil.rmtree(folder / "out.partial", ignore_errors=True)
         else:
-            moments.append(max((p.name for p in folder.glob(progress)), default=""))
+            piece = max((p.name for p in folder.glob(progress)), default="")
+            moments.append((piece, fatal))
     assert is_finished(life(words, folder), folder)
     return {"moments": moments, "finished": finished, "effects": effects}
 
