@@ -33,6 +33,7 @@ ROOMS = (
     "training",
     "profiling",
     "cutting",
+    "effort",
     "baselines",
     "reporting",
     "exporting",

@@ -1,6 +1,6 @@
 """The product in one call: a model and a text become a smaller model with its evidence.
 
-    text ─┬─► calibrate on ─► profile ─► fit ─► cut ─► recover (optional) ─┐
+    text ─┬─► calibrate on ─► profile ─► fit ─► cut ─► recover ────────────┐
           └─► held out ────────────────────────────────────────────────────┴─► verify ─► report
 
 Every step is a call of its own, and `compress` is all of them. The same call made
@@ -418,9 +418,14 @@ class _Compression:
 
     def _cut(self, source: Source, profile: Profile, plan: Plan, data: Mixture | Images) -> None:
         recipe = self.recipe
-        settings = CutSettings(refit=recipe.refit, fit=recipe.fit)
+        recoverable = isinstance(data, Mixture) and not source.sees_ahead
+        tokens = recipe.amounts.recovery_tokens(
+            recipe.recover, profile.record.tokens, recoverable=recoverable
+        )
+        fit = recipe.amounts.fit_steps(recipe.fit, recovers=bool(tokens))
+        settings = CutSettings(refit=recipe.refit, fit=fit)
         request = CutRequest(source, profile, plan, settings, self.command)
-        if recipe.recover is None:
+        if not tokens:
             cut_model(
                 request,
                 self.out,
@@ -437,12 +442,13 @@ class _Compression:
             drop_partial(folder)
         length = profile.record.settings["length"]
         assert isinstance(data, Mixture)
+        how = RecoverSettings(tokens=tokens, length=length, split=recipe.split, train=recipe.train)
         recovered = recover_model(
             folder,
             source,
             data,
             self.out,
-            settings=RecoverSettings(tokens=recipe.recover, length=length, split=recipe.split),
+            settings=how,
             force=self.force,
             observer=ProgressObserver(self.progress, "recovering"),
             finishing=lambda made: self._finish(made, folder),
@@ -488,7 +494,10 @@ def _profile_at(
 ) -> Profile:
     """The profile in a folder if it is of this model and text, else one that is made there."""
     if not folder.exists():
-        own = ProfileRecipe.of(**{name: getattr(recipe, name) for name in SHARED})
+        shared = {name: getattr(recipe, name) for name in SHARED}
+        if isinstance(recipe, CompressRecipe):
+            shared["tokens"] = recipe.tokens or recipe.amounts.tokens
+        own = ProfileRecipe.of(**shared)
         return _profile(source, calibration, own, folder, progress=progress)
     found = Profile.read(folder)
     if (found.record.model, found.record.text.sha256) != (source.name, calibration.sha256):

@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from headwise.artifacts import write_text
 from headwise.baselines.catalogue import METHODS, RECOVERED, policy_method
 from headwise.cutting.settings import CutSettings
+from headwise.effort import DEFAULT_EFFORT, EFFORTS, Effort, EffortName
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.measure.record import Targets
 from headwise.measure.settings import VerifySettings
@@ -31,7 +32,7 @@ from headwise.planning.families import new_shape
 from headwise.planning.rules import FIT_POLICIES, WidthRules, policy_and_seed
 from headwise.profiling.settings import ProfileSettings
 from headwise.records import Record, first_problem, read_file, without_repeats
-from headwise.training.settings import RecoverSettings, TrainSettings
+from headwise.training.settings import RecoverSettings, Trained, TrainSettings
 
 RECIPE = "recipe.yaml"
 RECIPE_FORMAT: Literal["headwise-recipe/1"] = "headwise-recipe/1"
@@ -94,6 +95,10 @@ TEXT = "file, folder, hub:owner/name or builtin:python"
 TEXTS = (
     "file, folder, hub:owner/name, builtin:python or builtin:mixed; repeatable, with a weight if "
     "it should not count as much as the others (0.5:code.txt)"
+)
+TRAIN = (
+    "What recovery trains: attention, norms (attention and norms), all, or lora (low-rank "
+    "additions, merged at the end; needs the lora extra)."
 )
 IMAGES = "a folder of images, or a .safetensors file with pixel_values"
 
@@ -331,9 +336,15 @@ class QualityTargets(Recipe):
 
 
 class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
-    """Cut a trained model down to a budget: profile, plan, cut, recover (optional), verify."""
+    """Cut a trained model down to a budget: profile, plan, cut, recover, verify."""
 
     verb: Literal["compress"] = "compress"
+    tokens: int | None = option(None, "Tokens to calibrate on [--effort's].", ge=1)  # type: ignore[assignment]
+    effort: EffortName = option(
+        DEFAULT_EFFORT,
+        "How much work: quick, standard or best. Sets --tokens, --fit and --recover where they "
+        "are not given.",
+    )
     plan: Name | None = option(None, "Cut to this plan (from `plan fit`) instead of a budget.")
     profile: Name | None = option(None, "Profile folder, made if it does not exist [OUT.profile].")
     split: float = option(SPLIT, "Share of --text held out for verification.", ge=0, lt=1)
@@ -343,15 +354,21 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
     )
     fit: int | None = option(
         _C.fit,
-        "Steps of fitting each layer's projections to the dense layer; 0: none [one pass over "
-        "the text].",
+        "Steps of fitting each layer's projections to the dense layer; 0: none [0 if it is "
+        "recovered, else --effort's].",
         ge=0,
     )
     recover: int | None = option(
-        None, "Then train the attention on this many tokens (`recover`).", ge=1
+        None, "Then train on this many tokens (`recover`); 0: none [--effort's].", ge=0
     )
+    train: Trained = option(_R.train, TRAIN)
     verify: bool = option(True, "Measure the result against the source.")
     verify_tokens: int = option(16384, "Tokens of each text to verify on.", ge=1)
+
+    @property
+    def amounts(self) -> Effort:
+        """The amounts of the effort asked for."""
+        return EFFORTS[self.effort]
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
@@ -449,6 +466,7 @@ class RecoverRecipe(Recipe):
     split: float = option(_R.split, "Share of --text held out for validation.")
     save_every: int = option(_R.save_every, "Steps between checkpoints.")
     device: str = option(_R.device, "auto, cpu, cuda or mps.")
+    train: Trained = option(_R.train, TRAIN)
 
     @property
     def settings(self) -> RecoverSettings:

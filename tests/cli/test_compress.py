@@ -36,7 +36,7 @@ def place(tmp_path_factory, write_llama):
 
 def words(place, out, *more):
     common = ("--length", "32", "--tokens", "640", "--multiple-of", "2", "--verify-tokens", "256")
-    where = (place / "model", "--text", place / "text.txt", "-o", out)
+    where = (place / "model", "--text", place / "text.txt", "-o", out, "--recover", "0")
     return [str(w) for w in ("compress", *where, *common, *more)]
 
 
@@ -72,6 +72,29 @@ def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
     assert Plan.from_json(plan.read_text()).origin.profile_sha256 == Profile.read(profile).sha256
     one, other = (load_file(p / "model.safetensors") for p in (first, second))
     assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize(("effort", "recovered"), [("quick", 1280), ("standard", 2560)])
+def test_an_effort_says_how_much_is_recovered(headwise, place, tmp_path, effort, recovered):
+    out = tmp_path / "small"
+    line = words(place, out, "--attn-params", "60%", "--no-verify", "--effort", effort, "--json")
+    at = line.index("--recover")
+    result = headwise(*line[:at], *line[at + 2 :])
+    assert result.code == 0, result.err
+    record = json.loads(result.out)["cut"]
+    assert record["recovery"]["tokens"] == recovered
+    assert record["settings"]["fit"] == 0
+    assert f"effort: {effort}\n" in (out / "recipe.yaml").read_text() or effort == "standard"
+
+
+def test_without_recovery_an_effort_fits_the_layers(headwise, place, tmp_path):
+    line = words(place, tmp_path / "a", "--attn-params", "60%", "--no-verify", "--json")
+    for effort, fit in (("standard", None), ("quick", 0)):
+        result = headwise(*line, "--effort", effort, "--force")
+        assert result.code == 0, result.err
+        record = json.loads(result.out)["cut"]
+        assert record["recovery"] is None
+        assert record["settings"]["fit"] == fit
 
 
 def test_recovery_can_follow_the_cut(headwise, place, tmp_path):

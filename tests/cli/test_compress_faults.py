@@ -40,6 +40,7 @@ def place(tmp_path_factory, write_llama):
 def words(place, out, *more, model=None, text=None, profile=None):
     where = (model or place / "model", "--text", text or place / "text.txt", "-o", out)
     sizes = ("--length", "32", "--tokens", "640", "--multiple-of", "2", "--no-verify")
+    sizes += ("--recover", "0")
     prepared = ("--profile", profile or place / "profile")
     return [str(w) for w in ("compress", *where, *sizes, *prepared, *more)]
 

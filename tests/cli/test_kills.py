@@ -100,6 +100,8 @@ def cut(place):
         "--multiple-of",
         "2",
         "--no-verify",
+        "--recover",
+        "0",
         "--profile",
         place / "profile",
     )

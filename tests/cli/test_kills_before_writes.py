@@ -44,7 +44,16 @@ def place(tmp_path_factory, write_llama):
     )
     (folder / "plan.json").write_text(Plan.uniform(shape).to_json())
     text = ("--text", folder / "text.txt", "--length", "16", "--tokens", "160")
-    words = ("compress", folder / "model", *text, "-o", folder / "cut", "--no-verify")
+    words = (
+        "compress",
+        folder / "model",
+        *text,
+        "-o",
+        folder / "cut",
+        "--no-verify",
+        "--recover",
+        "0",
+    )
     command = [
         sys.executable,
         "-m",

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+import headwise as hw
 from headwise.data.tokens import token_stream
 from tests import tiny
 
@@ -50,6 +51,8 @@ def place(tmp_path_factory):
         "--multiple-of",
         "2",
         "--no-verify",
+        "--recover",
+        "0",
     )
     line = [sys.executable, "-m", "headwise", *map(str, (*command, *more))]
     subprocess.run(line, check=True, capture_output=True)
@@ -81,6 +84,46 @@ def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place
     assert record["recovery"]["tokens"] == 6400
     assert (tmp_path / "out" / "tokenizer.json").exists()
     assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("train", ["norms", "all", "lora"])
+def test_what_is_trained_is_chosen(headwise, place, tmp_path, train):
+    """Whatever is trained, the result has the cut model's tensors, and loads as it does."""
+    result = headwise(*words(place, tmp_path / "out", "--train", train, "--tokens", "512"))
+    assert result.code == 0, result.err
+    before, after = (load_file(p / "model.safetensors") for p in (place / "cut", tmp_path / "out"))
+    assert before.keys() == after.keys()
+    for name in before:
+        attention, norm = any(f".{p}_proj." in name for p in "qkvo"), "norm" in name
+        linear = attention or ".mlp." in name
+        trained = {"norms": attention or norm, "all": True, "lora": linear}[train]
+        assert torch.equal(before[name], after[name]) is not trained, name
+    record = json.loads((tmp_path / "out" / "headwise.json").read_text())
+    assert record["recovery"]["settings"]["train"] == train
+    hw.load(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_stopped_lora_recovery_ends_in_the_same_weights(place, tmp_path, monkeypatch):
+    """The additions are part of the checkpoints, and drawn from the seed."""
+    options = {"text": place / "text.txt", "tokens": 512, "length": 32, "batch_size": 4}
+    options |= {"save_every": 1, "train": "lora", "device": "cpu"}
+
+    def run(out, progress=lambda *a: None):
+        return hw.recover(
+            place / "cut", against=place / "model", out=tmp_path / out, progress=progress, **options
+        )
+
+    def killed(what, done, total):
+        if done == 2:
+            raise MemoryError
+
+    run("whole")
+    with pytest.raises(MemoryError):
+        run("killed", killed)
+    run("killed")
+    one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
+    assert all(torch.equal(one[n], other[n]) for n in one)
 
 
 @pytest.mark.slow

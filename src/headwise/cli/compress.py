@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from headwise.profiling.format import Profile
 
-DEMO = {"tokens": 8192, "verify_tokens": 4096}  # few, so that two cores are done in minutes
+DEMO = {"effort": "quick", "verify_tokens": 4096}  # so that two cores are done in minutes
 
 
 @recipe_command(CompressRecipe, out="The cut model's folder.")
 def compress(recipe: CompressRecipe, common: Common) -> None:
-    """Cut a trained model down to a budget: profile, plan, cut, verify.
+    """Cut a trained model down to a budget: profile, plan, cut, recover, verify.
 
-    Run the same command again to resume after a kill. Nothing is trained unless --recover asks.
+    Run the same command again to resume after a kill. --effort says how much work is done.
 
     Example: headwise compress builtin:smollm2 --attn-params 75% --text notes.txt -o smaller
     """

@@ -1,8 +1,9 @@
 """Training after a cut: the cut model learns from the model it was cut from.
 
-Only the attention projections are trained. The loss is the divergence from the dense model's
-predictions, plus a little of the next token's own loss; the loop is the one that trains from
-scratch, so a killed recovery is resumed to the same losses, and torchrun shares the batches.
+Only the attention projections are trained, unless more is asked for (`trained`). The loss is the
+divergence from the dense model's predictions, plus a little of the next token's own loss. The loop
+is the one that trains from scratch: a killed recovery is resumed to the same losses, and torchrun
+shares the batches.
 
     OUT.partial/   run.json, metrics.jsonl, checkpoints/; a killed run resumes from the newest
     OUT            the recovered model, there only when it is whole
@@ -30,7 +31,8 @@ from headwise.source import Source, open_source
 from headwise.training.batches import Batch, Loss, held_out_batches, mixed_batches
 from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
 from headwise.training.loop import Observer, TrainingJob, check_division, train_model
-from headwise.training.settings import RecoverSettings, TrainSettings
+from headwise.training.settings import RecoverSettings, Trained, TrainSettings
+from headwise.training.trained import choose_trained, merge_trained
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +132,7 @@ class _Task:
     record: CutRecord
     text: Mixture
     settings: TrainSettings
+    train: Trained
     inputs: Mapping[str, Any]
 
 
@@ -146,14 +149,15 @@ def _task(
         raise HeadwiseError(f"{cut} must be a model that headwise cut, got {came}.")
     model.refuse_seeing_ahead("a recovery")
     mixture = as_mixture(text)
-    resolved = (settings or RecoverSettings()).on_this_machine()
+    asked = settings or RecoverSettings()
+    resolved = asked.on_this_machine()
     inputs = {
         "model": {"name": model.name, "sha256": model.weights_sha256},
         "against": {"name": teacher.name, "sha256": teacher.weights_sha256},
         "text": {"source": mixture.source, "sha256": mixture.sha256},
-        "settings": resolved.to_dict(),
+        "settings": resolved.to_dict() | {"train": asked.train},
     }
-    return _Task(model, teacher, read_cut_record(folder), mixture, resolved, inputs)
+    return _Task(model, teacher, read_cut_record(folder), mixture, resolved, asked.train, inputs)
 
 
 def _check_memory(task: _Task, observer: Observer | None) -> None:
@@ -186,7 +190,7 @@ def _job(task: _Task, device: torch.device) -> TrainingJob:
     most = settings.steps * settings.tokens_per_step + 2 * settings.context
     tokens = streams(trained_on.texts, most)
     unseen = streams(held_out, HELD_OUT_WINDOWS * settings.context // max(1, len(held_out)))
-    _train_attention_only(model)
+    choose_trained(model, task.train, seed=settings.seed)
     sizes = {"context": settings.context, "batch_size": settings.batch_size}
     return TrainingJob(
         model=model,
@@ -222,21 +226,11 @@ def divergence_loss(teacher: nn.Module) -> Loss:
     return loss
 
 
-def _train_attention_only(model: Any) -> None:
-    from headwise.models.attention_headwise import PROJECTIONS
-
-    model.requires_grad_(False)
-    for attention in model.attentions():
-        for name in PROJECTIONS.values():
-            projection = getattr(attention, name, None)
-            if projection is not None:
-                projection.requires_grad_()
-
-
 def _write(task: _Task, model: Any, key: str, last: StepRecord, folder: Path) -> None:
     """The recovered model in the number format of the cut one, with what belongs to it."""
     stored = next(one.dtype for one in task.cut.checkpoint.stored.values())
-    # A number that came from bf16 goes back to the same bf16: only the attention changes.
+    merge_trained(model)
+    # A number that came from bf16 goes back to the same bf16: only what was trained changes.
     model.to(stored).save_pretrained(folder)
     task.cut.copy_companions(folder)
     recovery = RecoveryRecord(
@@ -246,7 +240,7 @@ def _write(task: _Task, model: Any, key: str, last: StepRecord, folder: Path) ->
         tokens=last.tokens,
         loss=last.loss,
         held_out_loss=last.held_out_loss,
-        settings=task.settings.to_dict(),
+        settings=task.settings.to_dict() | {"train": task.train},
         versions=dict(versions(("headwise", "torch", "transformers", "accelerate"))),
     )
     write_record(folder / CUT_RECORD, task.record.model_copy(update={"recovery": recovery}))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from headwise.devices import Device, Dtype, chosen_device, training_dtype
 from headwise.errors import HeadwiseError, did_you_mean
@@ -159,18 +159,28 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
 RECOVERY_WARMUP = 0.125  # of the steps
 
 
+Trained = Literal["attention", "norms", "all", "lora"]
+
+
 @dataclass(frozen=True, slots=True)
 class RecoverSettings:
     """What can be chosen about the training after a cut."""
 
     tokens: int = 100_000  # to train on
     length: int = 512  # tokens per window
-    batch_size: int = 4  # windows per step, over all processes
-    lr: float = 1e-3  # the peak, relative to each matrix's root mean square
+    batch_size: int = 2  # windows per step, over all processes
+    lr: float = 2e-3  # the peak, relative to each matrix's root mean square
     seed: int = 0  # of the batches
     split: float = 0.1  # share of the text that is held out for validation
     save_every: int = 25  # steps
     device: Device = "auto"
+    train: Trained = "attention"  # which parameters
+
+    def __post_init__(self) -> None:
+        if self.train not in get_args(Trained):
+            raise HeadwiseError(
+                f"train must be one of {', '.join(get_args(Trained))}, got {self.train!r}."
+            )
 
     def on_this_machine(self) -> TrainSettings:
         """The settings of the training loop, for the device that is there."""

@@ -1,0 +1,46 @@
+"""How much work a compression does: calibration, layer fit and recovery in three sizes.
+
+            calibrate on    then, on a model that predicts the next token      on others
+    quick      8k tokens    recover with 2 tokens for each of those            nothing
+    standard  32k           recover with 4                                     fit each layer
+    best      98k           recover with 20                                    fit each layer
+
+End-to-end recovery brings back more for each minute than the layer fit does (docs/compress.md), so
+the fit is for what cannot be recovered: encoders, models of images, and `recover=0`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+EffortName = Literal["quick", "standard", "best"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The amounts of one effort; whatever is stated beside it goes first."""
+
+    tokens: int  # to calibrate on
+    recover: int  # tokens to train on for each token of calibration
+    fit: int | None  # steps of the layer fit where nothing is recovered; None: one pass
+
+    def recovery_tokens(self, stated: int | None, calibration: int, *, recoverable: bool) -> int:
+        """Tokens to train on after the cut; 0: none."""
+        if stated is not None:
+            return stated
+        return self.recover * calibration if recoverable else 0
+
+    def fit_steps(self, stated: int | None, *, recovers: bool) -> int | None:
+        """Steps of the layer fit; 0: none, None: one pass over the text."""
+        if stated is not None:
+            return stated
+        return 0 if recovers else self.fit
+
+
+EFFORTS: dict[EffortName, Effort] = {
+    "quick": Effort(tokens=8192, recover=2, fit=0),
+    "standard": Effort(tokens=32768, recover=4, fit=None),
+    "best": Effort(tokens=98304, recover=20, fit=None),
+}
+DEFAULT_EFFORT: EffortName = "standard"
