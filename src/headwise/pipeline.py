@@ -24,12 +24,13 @@ from headwise.baselines.record import ComparisonRecord, read_comparison
 from headwise.cutting.run import CutRequest, cut_model, is_cut
 from headwise.cutting.settings import CutSettings
 from headwise.data.images import Images, held_out_images, read_images
-from headwise.data.mixture import Mixture, read_mixture, text_name
+from headwise.data.mixture import Mixture, Share, read_mixture, text_name
 from headwise.data.text import Text, read_source
 from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError, OutputError, StoppedError
 from headwise.measure.record import VERIFY_RECORD, Verification, read_verification
-from headwise.measure.settings import VerifySettings
+from headwise.measure.self_text import self_text
+from headwise.measure.verification import VerifySettings
 from headwise.measure.verification import verify as verify_model
 from headwise.memory import NUMBER, profile_need
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
@@ -374,12 +375,17 @@ class _Compression:
             inputs=self._reads(),
         )
         given = None if recipe.plan is None else read_plan(recipe.plan)
-        data = read_data(recipe.text, recipe.images)
+        data = self._data()
+        others = [read_source(text) for text in recipe.held_out]
+        source = _opened(model, tokenizer, recipe)
+        if recipe.self_text:
+            folder = self.out.with_name(f"{self.out.name}.self-text")
+            text = self_text(source, recipe.self_text, folder, progress=self.progress)
+            data = Mixture((*data.shares, Share(text))) if isinstance(data, Mixture) else data
         calibration, held_out = self._split(data)
-        measured = [*held_out, *(read_source(text) for text in recipe.held_out)]
+        measured = [*held_out, *others]
         if recipe.verify and not measured:
             raise self._nothing_held_out(data)
-        source = _opened(model, tokenizer, recipe)
         profile = _profile_at(self.profile_folder, source, calibration, recipe, self.progress)
         plan = given or fit_plan(
             profile,
@@ -394,6 +400,13 @@ class _Compression:
         self._write_last(verification)
         record = read_cut_record(self.out)
         return CompressResult(self.out, plan, profile, record, verification, tuple(self.notes))
+
+    def _data(self) -> Mixture | Images:
+        """What was given; text that the model writes itself may stand alone."""
+        recipe = self.recipe
+        if recipe.self_text and not recipe.text and recipe.images is None:
+            return Mixture(())
+        return read_data(recipe.text, recipe.images)
 
     def _reads(self) -> list[str]:
         recipe = self.recipe

@@ -340,6 +340,9 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
 
     verb: Literal["compress"] = "compress"
     tokens: int | None = option(None, "Tokens to calibrate on [--effort's].", ge=1)  # type: ignore[assignment]
+    self_text: int = option(
+        0, "Also calibrate on this many tokens that the model writes itself.", ge=0
+    )
     effort: EffortName = option(
         DEFAULT_EFFORT,
         "How much work: quick, standard or best. Sets --tokens, --fit and --recover where they "
@@ -385,7 +388,7 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
                 )
         if self.images is None:
             return
-        for name in ("recover", "held_out", "max_ratio", "max_other_ratio"):
+        for name in ("recover", "self_text", "held_out", "max_ratio", "max_other_ratio"):
             if getattr(self, name):
                 raise HeadwiseError(
                     f"{_flag(name)} is for text models, not with --images; leave it out."
