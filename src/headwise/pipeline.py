@@ -30,7 +30,7 @@ from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError, OutputError, StoppedError
 from headwise.measure.record import VERIFY_RECORD, Verification, read_verification
 from headwise.measure.self_text import self_text
-from headwise.measure.verification import VerifySettings
+from headwise.measure.settings import VerifySettings
 from headwise.measure.verification import verify as verify_model
 from headwise.memory import NUMBER, profile_need
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
