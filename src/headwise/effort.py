@@ -5,8 +5,9 @@
     standard  32k           recover with 4                                     fit each layer
     best      98k           recover with 20                                    fit each layer
 
-End-to-end recovery brings back more for each minute than the layer fit does (docs/compress.md), so
-the fit is for what cannot be recovered: encoders, models of images, and `recover=0`.
+Short trials of recovery (docs/compress.md) are what the amounts go by; the efforts themselves and
+the layer fit at equal time were not measured. The fit is for what is not recovered: encoders,
+models of images, and `recover=0`.
 """
 
 from __future__ import annotations
