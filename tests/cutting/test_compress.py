@@ -145,7 +145,8 @@ def test_a_killed_cut_goes_on_to_the_same_bytes(subject, tmp_path):
         pass
 
     def kill(what, done, total):
-        raise KilledError
+        if total:  # not at a message
+            raise KilledError
 
     for _ in range(2):  # each run dies after one more look at a layer
         with pytest.raises(KilledError):
@@ -162,7 +163,8 @@ def test_another_plan_does_not_reuse_finished_layers(subject, tmp_path):
     dense = subject("llama")
 
     def stop(what, done, total):
-        raise KeyboardInterrupt
+        if total:  # not at a message
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         cut_model(dense.request(dense.plan(0.5)), tmp_path / "out", progress=stop)
@@ -217,6 +219,7 @@ def test_a_classifier_keeps_its_classes(subject, tmp_path):
     assert record["calibration"] == {
         "source": "made up",
         "sha256": "0" * 64,
+        "parts_sha256": None,
         "images": 6,
         "tokens": 6 * 13,
     }

@@ -86,7 +86,7 @@ def test_tokens_stand_for_steps():
 def test_a_recovery_warms_up_slowly_and_decays_nothing():
     made = RecoverSettings(tokens=6400, length=32, batch_size=8, device="cpu").on_this_machine()
     assert (made.steps, made.warmup, made.context) == (25, 3, 32)
-    assert (made.lr, made.lr_relative, made.weight_decay) == (1e-3, True, 0.0)
+    assert (made.lr, made.lr_relative, made.weight_decay) == (2e-3, True, 0.0)
     assert (made.device, made.dtype) == ("cpu", "fp32")
 
 
