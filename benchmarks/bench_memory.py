@@ -61,7 +61,13 @@ def write_model(name: str) -> None:
 def steps() -> dict[str, Callable[[], Any]]:
     """The steps, in an order in which each finds what it needs."""
     text: dict[str, Any] = {"text": "text.txt", "device": "cpu"}
-    cut: dict[str, Any] = {"attn_params": "60%", "split": 0.0, "verify": False, "fit": 8}
+    cut: dict[str, Any] = {
+        "attn_params": "60%",
+        "split": 0.0,
+        "verify": False,
+        "fit": 8,
+        "recover": 0,
+    }
     sizes: dict[str, Any] = {"tokens": 4096, "length": LENGTH}
     return {
         "profile": lambda: hw.profile("model", out="profile", **sizes, **text),

@@ -4,7 +4,8 @@
                 + what one chunk's backward pass needs of its forward pass, + logits and gradients
     cut         one layer, dense and cut, with the copies and solves of its fit; the hidden states
                 of the calibration text
-    verify      both models, or where memory is short one at a time, + a group of windows' logits
+    verify      both models, or where memory is short one at a time, + a group of windows' logits or
+                the caches of the longest point of speed, whichever is more
     recover     both models, + gradients and two moments of the attention, + a batch
 
 `Need.check` compares the sum with what the machine has left and raises before the work begins; a
@@ -35,6 +36,7 @@ KEPT_LOGITS = 4
 CUT_LAYERS = 5.5
 CUT_STATES = 6  # copies of the hidden states of the whole calibration text
 LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
+SERVING_CACHE = 4  # the dense model's cache at the longest point of speed, in its weights
 # Numbers of each token that a forward pass alone has at a time.
 PASSING_WIDTHS, PASSING_FFN_WIDTHS = 6, 3
 
@@ -104,10 +106,12 @@ def verify_need(
     most: int | None = None,
     number: int = NUMBER,
     in_turns: bool = False,
+    timed: bool = False,
 ) -> Need:
-    """Comparing two models on windows of `tokens`, `most` of them in all.
+    """Comparing two models, cut and dense, on windows of `tokens`, `most` of them in all.
 
-    `in_turns`: one model at a time, the other's predictions on disk.
+    `in_turns`: one model at a time, the other's predictions on disk. `timed`: the speed is
+    measured too, at points that are left out where their caches do not fit.
     """
     shape = plans[1].shape
     together = tokens * max(1, windows_at_once(max(1, shape.vocab_size), tokens) // 2)
@@ -116,8 +120,18 @@ def verify_need(
     passing = PASSING_WIDTHS * shape.d_model + PASSING_FFN_WIDTHS * shape.ffn_dim
     work = together * (2 * shape.vocab_size + passing)
     params = [cost(one).params for one in plans]
-    weights = max(params) if in_turns else sum(params)
-    return Need("Verifying", held(), number * weights, NUMBER * work)
+    weights = number * (max(params) if in_turns else sum(params))
+    work *= NUMBER
+    cached = [cost(one).kv_bytes for one in plans]
+    if timed and cached[1]:
+        # The dense model is timed twice, with its own code and with the cut one's, and the cache
+        # that is being written to is a copy.
+        share = 1.0 if in_turns else 3.0 + cached[0] / cached[1]
+        caches = int(SERVING_CACHE * number * params[1] * share)
+        left = available()
+        if left is None or weights + 2 * caches <= left:
+            work = max(work, caches)
+    return Need("Verifying", held(), weights, work)
 
 
 def recover_need(cut: Plan, dense: Plan, *, tokens: int) -> Need:

@@ -181,7 +181,7 @@ def test_a_second_run_in_the_same_folder_is_refused(whole, plan_file, tmp_path):
     """Two real processes, started again and again while the first one trains."""
     run = tmp_path / "run"
     arguments = (plan_file, *OPTIONS, "-o", run)
-    slowly = ("--eval-every", "1", "--save-every", "1", "--steps", "400")
+    slowly = ("--eval-every", "1", "--save-every", "1", "--steps", "100000")
     command = _command(*arguments, *slowly)
     first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

@@ -282,7 +282,7 @@ FACTS = {
         plant("flops_per_step", 1.0, policy="theory"),
     ),
     "adaptive": (every_plan_learns_text_and_four_grams, plant("loss", 1.0, condition="4-gram")),
-    "two-layers": (plans_have_equal_costs, plant("flops", 1)),
+    "two-layers": (plans_have_equal_costs, plant("flops", 1, layers=[[4, 6], [4, 10]])),
     "robustness": (more_noise_hurts_more_at_equal_parameters, less_harm_from_more_noise),
     "single-is-tied-multi": (verdict_is("single-is-tied-multi"), plant("tied", 1e-6)),
     "ensemble": (a_head_of_many_is_weak_alone, plant("alone", 0.5)),
