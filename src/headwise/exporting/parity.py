@@ -20,8 +20,9 @@ from headwise.models.shapes import TASKS
 from headwise.source import Source
 
 POSITIONS = 200
-# Largest difference of a logit as a share of the largest logit.
-LOGIT_LIMITS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Largest difference of a logit as a share of the largest logit. In float32 models of a few layers
+# differ by 1e-6; 30 layers run by other kernels by a few times 1e-5.
+LOGIT_LIMITS = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def sample_tokens(source: Source, positions: int = POSITIONS) -> list[int]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from headwise.data.tokens import refuse_unknown_tokens
 from headwise.errors import HeadwiseError
 from headwise.measure.likelihood import model_context, start_token
 
@@ -40,6 +43,8 @@ def continuation(
     ids = ids if start is None else [start, *ids]
     if not ids:
         raise HeadwiseError("the prompt is empty and the tokenizer has no start token; write one.")
+    embeddings: Any = model.get_input_embeddings()
+    refuse_unknown_tokens(np.asarray(ids), embeddings.weight.size(0))
     context = model_context(model)
     if context is not None and len(ids) + max_new_tokens > context:
         raise HeadwiseError(

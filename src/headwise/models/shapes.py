@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
 
-from headwise.errors import HeadwiseError, PlanError
+from headwise.errors import HeadwiseError, PlanError, quoted
 from headwise.models import modeling_headwise as modeling
 from headwise.models.backbones_headwise import (
     Family,
@@ -252,5 +252,10 @@ def _parent(base: nn.Module, family: Family) -> nn.Module:
 
 def _bytes(dtype: torch.dtype | str | None) -> int:
     """Bytes of a number; a config that was just saved holds its dtype as a word."""
-    found = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    return found.itemsize if found is not None else 2
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found is not None and not isinstance(found, torch.dtype):
+        raise HeadwiseError(
+            f"config.json must name a number format such as bfloat16 as its dtype, got "
+            f"{quoted(dtype)}."
+        )
+    return 2 if found is None else found.itemsize
