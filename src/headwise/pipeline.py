@@ -10,6 +10,7 @@ an output that lacks its last files gets them.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -250,7 +251,11 @@ def compare(
     ):
         with suppress(HeadwiseError):  # a damaged result is made again from its cells
             if not cells.missing(budgets, methods):
-                return read_comparison(folder)
+                record = read_comparison(folder)
+                shutil.rmtree(cells.work, ignore_errors=True)
+                if not (folder / REPORT).exists():  # of a run that was killed before its last files
+                    _write_last_of_comparison(folder, recipe, record)
+                return record
         source = _opened(model, tokenizer, recipe)
         made = _profile_at(
             Path(recipe.profile or cells.profile), source, calibration, recipe, progress
@@ -272,14 +277,21 @@ def compare(
             command=command,
         )
         record = run_comparison(job, cells, progress=progress)
-        write_recipe(folder, recipe)
-        if record.measured:
-            with suppress(HeadwiseError):  # without the plot packages the figures have to do
-                from headwise.reporting.pages import draw_comparison
-
-                draw_comparison(record, folder)
-        note_report(folder)
+        _write_last_of_comparison(folder, recipe, record)
     return record
+
+
+def _write_last_of_comparison(
+    folder: Path, recipe: CompareRecipe, record: ComparisonRecord
+) -> None:
+    """The recipe, the figures and the report of a comparison whose cells are there."""
+    write_recipe(folder, recipe)
+    if record.measured:
+        with suppress(HeadwiseError):  # without the plot packages the figures have to do
+            from headwise.reporting.pages import draw_comparison
+
+            draw_comparison(record, folder)
+    note_report(folder)
 
 
 def _compared_texts(recipe: CompareRecipe) -> tuple[Mixture, list[Text]]:

@@ -13,6 +13,7 @@ from headwise.plan import ModelShape, Plan
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("killed_before.py")
+PICTURES = ("report.html", "README.md", "index.html", "table.md")  # of other files, with times
 TIMES = re.compile(r'"(seconds|tokens_per_second|median|low|high|ratio)": [-+.e0-9]+')
 
 
@@ -69,10 +70,10 @@ def place(tmp_path_factory, write_llama):
 
 
 def contents(folder):
-    """Every file, its times left out; the report is a picture of the others."""
+    """Every file, its times left out; reports and tables are pictures of the others."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in ("report.html", "README.md"):
+        if path.is_file() and path.name not in PICTURES:
             data = path.read_bytes()
             if path.suffix in {".json", ".jsonl"}:
                 data = TIMES.sub("", data.decode()).encode()
@@ -110,8 +111,9 @@ def test_train(killed_before_each, place):
     effects, lives = killed_before_each(
         *("train", place / "plan.json", "--text", place / "text.txt"),
         *(*sizes, "--device", "cpu", "-o", "run"),
+        every=2,
     )
-    assert effects == lives
+    assert lives >= effects // 2
     assert effects > 40
 
 
@@ -135,14 +137,14 @@ def test_profile(killed_before_each, place):
 
 
 def test_compress(killed_before_each, place):
-    """Every second of its writes, for it has the most."""
+    """Every third of its writes, for it has many."""
     sizes = ("--tokens", "96", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
     effects, lives = killed_before_each(
         *("compress", place / "model", "--text", place / "text.txt", *sizes),
-        *("--verify-tokens", "64", "-o", "out"),
-        every=2,
+        *("--recover", "0", "--verify-tokens", "64", "-o", "out"),
+        every=3,
     )
-    assert lives >= effects // 2
+    assert lives >= effects // 3
     assert effects > 60
 
 
