@@ -1,13 +1,13 @@
 """How much work a compression does: calibration, layer fit and recovery in three sizes.
 
             calibrate on    then, on a model that predicts the next token      on others
-    quick      8k tokens    recover with 2 tokens for each of those            nothing
-    standard  32k           recover with 4                                     fit each layer
-    best      98k           recover with 20                                    fit each layer
+    quick      8k tokens    recover with 2 tokens for each of those            refit
+    standard  32k           recover with 4                                     refit, fit each layer
+    best      98k           recover with 20                                    refit, fit each layer
 
-Short trials of recovery (docs/compress.md) are what the amounts go by; the efforts themselves and
-the layer fit at equal time were not measured. The fit is for what is not recovered: encoders,
-models of images, and `recover=0`.
+Trials of recovery (docs/compress.md) are what the amounts go by. Refit and layer fit are for what
+is not recovered: encoders, models of images, and `recover=0`; a refitted cut is better untrained,
+but a worse start for training.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class Effort:
         if stated is not None:
             return stated
         return self.recover * calibration if recoverable else 0
+
+    def refits(self, stated: bool | None, *, recovers: bool) -> bool:
+        """Whether each layer's output projection is refitted; training makes up for it."""
+        return stated if stated is not None else not recovers
 
     def fit_steps(self, stated: int | None, *, recovers: bool) -> int | None:
         """Steps of the layer fit; 0: none, None: one pass over the text."""

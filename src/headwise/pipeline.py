@@ -448,7 +448,8 @@ class _Compression:
             recipe.recover, profile.record.tokens, recoverable=recoverable
         )
         fit = recipe.amounts.fit_steps(recipe.fit, recovers=bool(tokens))
-        settings = CutSettings(refit=recipe.refit, fit=fit)
+        refit = recipe.amounts.refits(recipe.refit, recovers=bool(tokens))
+        settings = CutSettings(refit=refit, fit=fit)
         request = CutRequest(source, profile, plan, settings, self.command)
         if not tokens:
             cut_model(

@@ -352,8 +352,10 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
     profile: Name | None = option(None, "Profile folder, made if it does not exist [OUT.profile].")
     split: float = option(SPLIT, "Share of --text held out for verification.", ge=0, lt=1)
     held_out: Names = option((), "Also verify on this text; repeatable.")
-    refit: bool = option(
-        _C.refit, "Refit each layer's output projection on the cut layers before it."
+    refit: bool | None = option(
+        None,
+        "Refit each layer's output projection on the cut layers before it [unless it is "
+        "recovered].",
     )
     fit: int | None = option(
         _C.fit,
@@ -469,6 +471,9 @@ class RecoverRecipe(Recipe):
     split: float = option(_R.split, "Share of --text held out for validation.")
     save_every: int = option(_R.save_every, "Steps between checkpoints.")
     device: str = option(_R.device, "auto, cpu, cuda or mps.")
+    dtype: Literal["auto", "fp32", "bf16"] = option(
+        _R.dtype, "Matrix products in fp32 or bf16; auto: bf16 where the device has its own."
+    )
     train: Trained = option(_R.train, TRAIN)
 
     @property

@@ -136,6 +136,19 @@ def test_the_refit_lowers_the_error_of_every_layer(subject, tmp_path):
         assert layer["error"]["refitted"] < layer["error"]["folded"]
 
 
+def test_a_cut_that_only_folds_runs_no_text_and_gives_the_same_model(subject, tmp_path):
+    dense = subject("llama")
+    plan = dense.plan(0.7)
+    # Too few batches to hold one aside: this one runs the text, but fits nothing either.
+    run = cut_model(dense.request(plan, refit=False, fit=None), tmp_path / "run")
+    folded = cut_model(dense.request(plan, refit=False, fit=0), tmp_path / "folded")
+    assert all(layer["error"]["folded"] > 0 for layer in run.layers)
+    assert all("error" not in layer or layer["error"] is None for layer in folded.layers)
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("run", "folded"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_a_killed_cut_goes_on_to_the_same_bytes(subject, tmp_path):
     dense = subject("llama")
     whole = dense.request(dense.plan(0.7))

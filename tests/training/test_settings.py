@@ -84,10 +84,18 @@ def test_tokens_stand_for_steps():
 
 
 def test_a_recovery_warms_up_slowly_and_decays_nothing():
-    made = RecoverSettings(tokens=6400, length=32, batch_size=8, device="cpu").on_this_machine()
+    asked = RecoverSettings(tokens=6400, length=32, batch_size=8, device="cpu", dtype="fp32")
+    made = asked.on_this_machine()
     assert (made.steps, made.warmup, made.context) == (25, 3, 32)
     assert (made.lr, made.lr_relative, made.weight_decay) == (2e-3, True, 0.0)
     assert (made.device, made.dtype) == ("cpu", "fp32")
+
+
+@pytest.mark.parametrize(("own", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_a_recovery_multiplies_in_bf16_where_the_device_does(monkeypatch, own, expected):
+    monkeypatch.setattr("headwise.training.settings.has_bf16_products", lambda device: own)
+    assert RecoverSettings(device="cpu").on_this_machine().dtype == expected
+    assert RecoverSettings(device="cpu", dtype="fp32").on_this_machine().dtype == "fp32"
 
 
 def test_steps_for_tokens_round_up():

@@ -48,7 +48,12 @@ class OutputRegression:
     with_bias: bool
     gram: Tensor | None = field(default=None)  # zᵀz
     cross: Tensor | None = field(default=None)  # zᵀY
-    power: float = 0.0  # ‖Y‖²
+    squares: Tensor | None = field(default=None)  # ‖Y‖² of each column
+
+    @property
+    def power(self) -> float:
+        """‖Y‖²; 0 before any token was taken in."""
+        return 0.0 if self.squares is None else float(self.squares.sum())
 
     def add(
         self,
@@ -62,10 +67,12 @@ class OutputRegression:
             z = torch.cat([z, z.new_ones(len(z), 1)], 1)
         if weight is not None:
             z, y = (x * weight.flatten(0, -2).double() for x in (z, y))
-        gram, cross = z.mT @ z, z.mT @ y
-        self.gram = gram if self.gram is None else self.gram + gram
-        self.cross = cross if self.cross is None else self.cross + cross
-        self.power += float(y.square().sum())
+        more = (z.mT @ z, z.mT @ y, y.square().sum(0))
+        if self.gram is None or self.cross is None or self.squares is None:
+            self.gram, self.cross, self.squares = more
+        else:
+            for sums, new in zip((self.gram, self.cross, self.squares), more, strict=True):
+                sums.add_(new)
 
     def __add__(self, other: OutputRegression) -> OutputRegression:
         """The sums over the tokens of both."""
@@ -73,12 +80,21 @@ class OutputRegression:
             return other if self.gram is None else self
         assert self.cross is not None
         assert other.cross is not None
+        assert self.squares is not None
+        assert other.squares is not None
         return OutputRegression(
             self.with_bias,
             self.gram + other.gram,
             self.cross + other.cross,
-            self.power + other.power,
+            self.squares + other.squares,
         )
+
+    def of_columns(self, start: int, stop: int) -> OutputRegression:
+        """The regression on some of the columns of Y; it shares the sums of z."""
+        if self.gram is None or self.cross is None or self.squares is None:
+            return OutputRegression(self.with_bias)
+        cross, squares = self.cross[:, start:stop], self.squares[start:stop]
+        return OutputRegression(self.with_bias, self.gram, cross, squares)
 
     def solution(self, folded: Projection, ridge: float) -> Projection:
         """The refitted output projection, in the number format of the folded one."""
@@ -154,19 +170,22 @@ class RefitRecord(Frozen):
 
 @torch.no_grad()
 def regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
-    """The sums of both aims."""
+    """The sums of both aims, taken side by side: what is reached for differs, z does not."""
     with_bias = start.has_bias("output")
-    aims: tuple[Aim, ...] = ("attention", "state")
-    found = {aim: AimSums(OutputRegression(with_bias), OutputRegression(with_bias)) for aim in aims}
+    used, held_aside = OutputRegression(with_bias), OutputRegression(with_bias)
     layer, batches = task.layer(start), task.batches
     for b, hidden in enumerate(batches.inputs):
         z = output_projection_input(task, layer, b)
         state = batches.dense_inputs[b] + batches.attended[b]
-        weight = squared_norm(state).rsqrt()[..., None]
-        for aim, y in zip(aims, (batches.attended[b], state - hidden), strict=True):
-            sums = found[aim].held_aside if b in batches.held_aside else found[aim].used
-            sums.add(z, y, weight)
-    return found
+        both = torch.cat([batches.attended[b], state - hidden], -1)
+        sums = held_aside if b in batches.held_aside else used
+        sums.add(z, both, squared_norm(state).rsqrt()[..., None])
+    d = batches.inputs[0].shape[-1]
+    aims: tuple[Aim, ...] = ("attention", "state")
+    return {
+        aim: AimSums(*(sums.of_columns(i * d, (i + 1) * d) for sums in (used, held_aside)))
+        for i, aim in enumerate(aims)
+    }
 
 
 def refit_output(

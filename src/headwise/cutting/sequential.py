@@ -88,9 +88,9 @@ class AttentionError(Frozen):
 
 
 class LayerRecord(Frozen):
-    """How a layer was cut, and how well it reproduces the dense one."""
+    """How a layer was cut, and how well it reproduces the dense one; no error if none was run."""
 
-    error: AttentionError
+    error: AttentionError | None = None
     refit: RefitRecord | None = None
     fit: FitRecord | None = None
     second_refit: RefitRecord | None = None
@@ -112,6 +112,9 @@ class CutJob:
 def cut_layers(job: CutJob, progress: Progress = silent) -> None:
     """Make the cut projections of every layer parts of the job's run."""
     stream = job.stream
+    if job.settings.folds_only:
+        _fold_layers(job, progress)
+        return
     dense, cut = list(stream.first), list(stream.first)
     for i in stream:
         stock = stream.projections(stream.load(i))
@@ -121,9 +124,7 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
         if not job.run.has(layer_part(i)):
             batches = LayerBatches(cut, dense, attended, after, job.held_aside)
             task = LayerTask(stream, i, job.plan.layers[i], batches)
-            made, record = _cut_layer(job, task, stock)
-            stored = made.to(_stored_dtype(stream, i))
-            job.run.put(layer_part(i), stored.tensors(), record.to_dict())
+            _keep(job, i, *_cut_layer(job, task, stock))
             del batches, task
         del attended
         dense = after
@@ -134,6 +135,21 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
             narrow = stream.planned(i, job.plan.layers[i], made)
             cut = [stream.run(narrow, i, h, b) for b, h in enumerate(cut)]
         progress("cutting", i + 1, len(stream))
+
+
+def _fold_layers(job: CutJob, progress: Progress) -> None:
+    """The kept directions of every layer folded into its projections; no text is run."""
+    for i in job.stream:
+        if not job.run.has(layer_part(i)):
+            stock = job.stream.projections(job.stream.load(i))
+            _keep(job, i, cut_projections(job.profile, job.plan, i, stock), LayerRecord())
+        progress("cutting", i + 1, len(job.stream))
+
+
+def _keep(job: CutJob, i: int, made: Projections, record: LayerRecord) -> None:
+    """Save a finished layer, in the checkpoint's number format."""
+    stored = made.to(_stored_dtype(job.stream, i))
+    job.run.put(layer_part(i), stored.tensors(), record.to_dict())
 
 
 def layer_part(i: int) -> str:

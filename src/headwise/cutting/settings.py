@@ -32,6 +32,11 @@ class CutSettings:
                 f"{self.fit_rate}."
             )
 
+    @property
+    def folds_only(self) -> bool:
+        """Whether the kept directions are folded and nothing else is done."""
+        return not self.refit and self.fit == 0
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for records and for the key of finished layers."""
         return asdict(self)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 KIND = "recover"
 SECTION = "recovery"  # of headwise.json
-NEXT_TOKEN_SHARE = 0.1  # of the next token's own loss, beside the whole divergence
+NEXT_TOKEN_SHARE = 0.5  # of the next token's own loss, beside the whole divergence
 HELD_OUT_WINDOWS = 32  # of held-out text are tokenised
 
 

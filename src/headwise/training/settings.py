@@ -17,7 +17,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from headwise.devices import Device, Dtype, chosen_device, training_dtype
+from headwise.devices import (
+    Device,
+    Dtype,
+    chosen_device,
+    has_bf16_products,
+    training_dtype,
+)
 from headwise.errors import HeadwiseError, did_you_mean
 
 # Fields that change how often a run is saved, but never what it computes.
@@ -168,12 +174,13 @@ class RecoverSettings:
 
     tokens: int = 100_000  # to train on
     length: int = 512  # tokens per window
-    batch_size: int = 2  # windows per step, over all processes
+    batch_size: int = 1  # windows per step, over all processes
     lr: float = 2e-3  # the peak, relative to each matrix's root mean square
     seed: int = 0  # of the batches
     split: float = 0.1  # share of the text that is held out for validation
     save_every: int = 25  # steps
     device: Device = "auto"
+    dtype: Dtype = "auto"  # of matrix products; auto: bf16 where the device has its own
     train: Trained = "attention"  # which parameters
 
     def __post_init__(self) -> None:
@@ -185,6 +192,9 @@ class RecoverSettings:
     def on_this_machine(self) -> TrainSettings:
         """The settings of the training loop, for the device that is there."""
         steps = steps_for(self.tokens, batch_size=self.batch_size, context=self.length)
+        device, dtype = chosen_device(self.device), self.dtype
+        if dtype == "auto":
+            dtype = "bf16" if has_bf16_products(device) else "fp32"
         return TrainSettings(
             steps=steps,
             batch_size=self.batch_size,
@@ -197,7 +207,7 @@ class RecoverSettings:
             eval_every=50,
             eval_windows=16,
             save_every=self.save_every,
-        ).resolved(context=self.length, device=chosen_device(self.device), dtype="fp32")
+        ).resolved(context=self.length, device=device, dtype=dtype)
 
 
 def _at_least(name: str, value: int, least: int) -> None:
