@@ -2,6 +2,7 @@
 
 import doctest
 import re
+from inspect import signature
 
 import pytest
 
@@ -14,7 +15,7 @@ from headwise.recipe import (
     ProfileRecipe,
     VerifyRecipe,
 )
-from headwise.verbs import VERBS
+from headwise.verbs import verb_of
 from tests import tiny
 
 SIZES = {
@@ -215,7 +216,10 @@ def test_the_examples_of_the_docstrings_run(place):
 
 
 def test_every_recipe_has_its_verb_and_every_verb_its_recipe():
-    assert VERBS.keys() == RECIPES.keys()
+    for verb, recipe in RECIPES.items():
+        found = verb_of(recipe.model_construct(verb=verb))
+        assert found is getattr(hw, found.__name__)
+        assert "options" in signature(found).parameters
 
 
 def test_every_public_name_is_there():

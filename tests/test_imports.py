@@ -40,6 +40,7 @@ ROOMS = (
     "recipe",
     "plans",
     "pipeline",
+    "comparing",
     "designing",
     "verbs",
     "papers",

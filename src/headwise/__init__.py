@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.models import registration
 
 if TYPE_CHECKING:
+    from headwise.comparing import compare as compare
     from headwise.designing import DesignResult as DesignResult
     from headwise.designing import design as design
     from headwise.errors import HeadwiseError as HeadwiseError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from headwise.measure.record import Verification as Verification
     from headwise.pipeline import CompressResult as CompressResult
     from headwise.pipeline import CutResult as CutResult
-    from headwise.pipeline import compare as compare
     from headwise.pipeline import compress as compress
     from headwise.pipeline import cut as cut
     from headwise.pipeline import profile as profile
@@ -62,6 +62,7 @@ __version__ = "0.1.0"
 
 # The public names of each module.
 _NAMES = {
+    "headwise.comparing": "compare",
     "headwise.designing": "DesignResult design",
     "headwise.errors": "HeadwiseError",
     "headwise.exporting.push": "PushResult",
@@ -69,7 +70,7 @@ _NAMES = {
     "headwise.measure.evaluation": "Evaluation",
     "headwise.measure.generation": "Continuation",
     "headwise.measure.record": "Targets Verification",
-    "headwise.pipeline": "CompressResult CutResult compare compress cut profile",
+    "headwise.pipeline": "CompressResult CutResult compress cut profile",
     "headwise.plan": "Budget Cost HeadSpec LayerPlan Limit ModelShape Plan",
     "headwise.planning.targets": "RunsIn runs_in",
     "headwise.plans": "fit new_plan sweep",

@@ -10,25 +10,20 @@ an output that lacks its last files gets them.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from headwise.artifacts import check_output, wrote
-from headwise.baselines.catalogue import CompareSettings
-from headwise.baselines.comparison import Comparison, ComparisonFolder, run_comparison
-from headwise.baselines.record import ComparisonRecord, read_comparison
 from headwise.cutting.run import CutRequest, cut_model, is_cut
 from headwise.cutting.settings import CutSettings
 from headwise.data.images import Images, held_out_images, read_images
 from headwise.data.mixture import Mixture, Share, read_mixture, text_name
 from headwise.data.text import Text, read_source
 from headwise.devices import chosen_device
-from headwise.errors import HeadwiseError, OutputError, StoppedError
+from headwise.errors import HeadwiseError, StoppedError
 from headwise.measure.record import VERIFY_RECORD, Verification, read_verification
 from headwise.measure.self_text import self_text
 from headwise.measure.settings import VerifySettings
@@ -44,6 +39,7 @@ from headwise.profiling.settings import ProfileSettings
 from headwise.profiling.source import load_for_profiling, sequences, usual_length
 from headwise.progress import Progress, silent
 from headwise.recipe import (
+    Calibrated,
     CompareRecipe,
     CompressRecipe,
     OnDevice,
@@ -51,23 +47,19 @@ from headwise.recipe import (
     write_recipe,
 )
 from headwise.records import write_record
-from headwise.reporting.card import write_card
-from headwise.runs import drop_partial, partial_of, read_run, resume_in_place, update_run
-from headwise.source import Source, open_source
+from headwise.reporting.card import CARD, REPORT, note_report, write_card
+from headwise.runs import drop_partial, partial_of
+from headwise.source import AnyModel, Source, model_name, open_source, tokenizer_name
 from headwise.training.loop import ProgressObserver
 from headwise.training.recover import recover as recover_model
 from headwise.training.settings import RecoverSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
-    Model = str | Path | PreTrainedModel | Source
-
-REPORT = "report.html"
 # What a compression and the profile it makes have in common.
 SHARED = tuple(n for n in ProfileRecipe.options() if n in CompressRecipe.options())
-CARD = "README.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,7 @@ class CutResult:
 
 
 def profile(
-    model: Model,
+    model: AnyModel,
     *,
     out: str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
@@ -123,12 +115,12 @@ def profile(
         model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
     )
     if out is not None:
-        reads = [name for name in (recipe.model, *_text_names(recipe), recipe.images) if name]
+        reads = [name for name in (recipe.model, *text_names(recipe), recipe.images) if name]
         check_output(
             Path(out), force=force or _unfinished(Path(out), RECORD, (REPORT,)), inputs=reads
         )
     calibration, _ = split_data(read_data(recipe.text, recipe.images), recipe.split)
-    source = _opened(model, tokenizer, recipe)
+    source = opened_for(model, tokenizer, recipe)
     if out is None:
         with TemporaryDirectory() as folder:
             made = _profile(source, calibration, recipe, Path(folder) / "p", progress=progress)
@@ -140,23 +132,12 @@ def profile(
     return replace(made, source=source if source.folder is None else None)
 
 
-def note_report(folder: Path, profile: Path | None = None) -> tuple[str, ...]:
-    """Write the report of a finished folder; the work is done, so a failure is only noted."""
-    try:
-        from headwise.reporting.pages import report  # charts are an extra
-
-        report(folder, folder / REPORT, profile=profile, force=True)
-    except HeadwiseError as error:
-        return (f"No report: {error}",)
-    return ()
-
-
 def cut(
     profile: Profile | str | Path,
     plan: Plan | str | Path,
     *,
     out: str | Path,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     settings: CutSettings | None = None,
     force: bool = False,
     progress: Progress = silent,
@@ -177,7 +158,7 @@ def cut(
 
 
 def compress(
-    model: Model,
+    model: AnyModel,
     *,
     out: str | Path,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
@@ -201,135 +182,6 @@ def compress(
     )
     recipe.check()
     return _Compression(recipe, Path(out), force, progress, command).run(model, tokenizer)
-
-
-def compare(
-    model: Model,
-    *,
-    out: str | Path,
-    tokenizer: PreTrainedTokenizerBase | str | None = None,
-    force: bool = False,
-    progress: Progress = silent,
-    command: str = "",
-    **options: Any,
-) -> ComparisonRecord:
-    """Cut a model by every published method and by ours to the same counted budgets.
-
-    `options` are those below. Finished cells stay in `out`: call it again to resume after a kill,
-    or with more methods or budgets.
-
-    >>> import headwise as hw
-    >>> compared = hw.compare("./model", text="notes.txt", attn_params="75%", out="compared")
-    """
-    recipe = CompareRecipe.of(
-        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
-    )
-    budgets, methods, folder = recipe.budgets, recipe.chosen, Path(out)
-    calibration, measured = _compared_texts(recipe)
-    settings = CompareSettings(
-        max_tokens=recipe.verify_tokens,
-        multiple_of=recipe.multiple_of,
-        granularity=recipe.granularity,
-    )
-    inputs = {
-        "model": recipe.model,
-        "text": calibration.sha256,
-        "measured": [one.sha256 for one in measured],
-        "tokens": recipe.tokens,
-        "length": recipe.length,
-        "profile": recipe.profile,
-        "settings": asdict(settings),
-        "recover": recipe.recover,
-        "profile_sha256": None,
-    }
-    cells = ComparisonFolder(folder, CutSettings().to_dict())
-    named = (recipe.model, *_text_names(recipe), recipe.profile, *recipe.held_out)
-    reads = [name for name in named if name]
-    later = ("recover", "profile_sha256")
-    with resume_in_place(
-        folder, "compare", inputs, force=force, reads=reads, later=later, command=command
-    ):
-        with suppress(HeadwiseError):  # a damaged result is made again from its cells
-            if not cells.missing(budgets, methods):
-                record = read_comparison(folder)
-                shutil.rmtree(cells.work, ignore_errors=True)
-                if not (folder / REPORT).exists():  # of a run that was killed before its last files
-                    _write_last_of_comparison(folder, recipe, record)
-                return record
-        source = _opened(model, tokenizer, recipe)
-        made = _profile_at(
-            Path(recipe.profile or cells.profile), source, calibration, recipe, progress
-        )
-        _pin_profile(folder, made)
-        recovery = None
-        if recipe.recover is not None:
-            length = made.record.settings["length"]
-            recovery = RecoverSettings(recipe.recover, length=length, split=recipe.split)
-        job = Comparison(
-            source=source,
-            profile=made,
-            texts=tuple(measured),
-            methods=methods,
-            budgets=budgets,
-            settings=settings,
-            recover=None if recovery is None else _recoverer(source, recipe, recovery),
-            recovery=None if recovery is None else asdict(recovery),
-            command=command,
-        )
-        record = run_comparison(job, cells, progress=progress)
-        _write_last_of_comparison(folder, recipe, record)
-    return record
-
-
-def _write_last_of_comparison(
-    folder: Path, recipe: CompareRecipe, record: ComparisonRecord
-) -> None:
-    """The recipe, the figures and the report of a comparison whose cells are there."""
-    write_recipe(folder, recipe)
-    if record.measured:
-        with suppress(HeadwiseError):  # without the plot packages the figures have to do
-            from headwise.reporting.pages import draw_comparison
-
-            draw_comparison(record, folder)
-    note_report(folder)
-
-
-def _compared_texts(recipe: CompareRecipe) -> tuple[Mixture, list[Text]]:
-    """The text to calibrate on, and those to measure on."""
-    calibration, held_out = read_mixture(recipe.text).split(recipe.split)
-    measured = [*held_out, *(read_source(text) for text in recipe.held_out)]
-    if not measured:
-        raise HeadwiseError("nothing is held out to measure on; give --held-out.")
-    calibrated_on = {one.sha256 for one in calibration.texts}
-    if any(one.sha256 in calibrated_on for one in measured):
-        raise HeadwiseError(
-            "a text to measure on is the calibration text itself, which flatters every method; "
-            "give text that was not calibrated on."
-        )
-    return calibration, measured
-
-
-def _pin_profile(folder: Path, profile: Profile) -> None:
-    """Note which profile the cells of a comparison belong to; another one is refused."""
-    inputs = read_run(folder).inputs
-    if inputs.get("profile_sha256") not in (None, profile.sha256):
-        raise OutputError(
-            f"{folder} is a comparison with another profile; give another folder, or --force to "
-            "start it again."
-        )
-    update_run(folder, inputs={**inputs, "profile_sha256": profile.sha256})
-
-
-def _recoverer(
-    source: Source, recipe: CompareRecipe, settings: RecoverSettings
-) -> Callable[[Path, Path], None]:
-    def recover(cut: Path, out: Path) -> None:
-        text = read_mixture(recipe.text)
-        made = recover_model(cut, source, text, out, settings=settings, force=True)
-        if made.signal:
-            raise StoppedError(made.signal)
-
-    return recover
 
 
 def read_data(text: Sequence[str], images: str | None) -> Mixture | Images:
@@ -378,7 +230,7 @@ class _Compression:
         self.notes: list[str] = []
         self.last = (CARD, VERIFY_RECORD, REPORT) if recipe.verify else (CARD, REPORT)
 
-    def run(self, model: Model, tokenizer: Any) -> CompressResult:
+    def run(self, model: AnyModel, tokenizer: Any) -> CompressResult:
         """All stages. Whatever can be wrong is found before the long work."""
         recipe = self.recipe
         check_output(
@@ -389,7 +241,7 @@ class _Compression:
         given = None if recipe.plan is None else read_plan(recipe.plan)
         data = self._data()
         others = [read_source(text) for text in recipe.held_out]
-        source = _opened(model, tokenizer, recipe)
+        source = opened_for(model, tokenizer, recipe)
         if recipe.self_text:
             folder = self.out.with_name(f"{self.out.name}.self-text")
             text = self_text(source, recipe.self_text, folder, progress=self.progress)
@@ -398,7 +250,7 @@ class _Compression:
         measured = [*held_out, *others]
         if recipe.verify and not measured:
             raise self._nothing_held_out(data)
-        profile = _profile_at(self.profile_folder, source, calibration, recipe, self.progress)
+        profile = profile_at(self.profile_folder, source, calibration, recipe, self.progress)
         plan = given or fit_plan(
             profile,
             recipe.budget,
@@ -423,7 +275,7 @@ class _Compression:
     def _reads(self) -> list[str]:
         recipe = self.recipe
         names = (recipe.model, recipe.images, recipe.plan, recipe.profile, recipe.tokenizer)
-        return [name for name in (*names, *_text_names(recipe), *recipe.held_out) if name]
+        return [name for name in (*names, *text_names(recipe), *recipe.held_out) if name]
 
     def _split(self, data: Mixture | Images) -> tuple[Mixture | Images, tuple[Text | Images, ...]]:
         """Nothing is held out if there is a profile already that read all of it."""
@@ -511,7 +363,7 @@ class _Compression:
         self.notes += note_report(self.out, self.profile_folder)
 
 
-def _profile_at(
+def profile_at(
     folder: Path,
     source: Source,
     calibration: Mixture | Images,
@@ -579,11 +431,13 @@ def _check_profile_memory(source: Source, recipe: ProfileRecipe, progress: Progr
     need.check(progress, advice="use a smaller --chunk or --length, or --dtype bf16")
 
 
-def _opened(model: Model, tokenizer: Any, recipe: OnDevice) -> Source:
+def opened_for(model: AnyModel, tokenizer: Any, recipe: OnDevice) -> Source:
+    """The model of a recipe, opened."""
     return open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
 
 
-def _text_names(recipe: ProfileRecipe | CompressRecipe | CompareRecipe) -> list[str]:
+def text_names(recipe: Calibrated) -> list[str]:
+    """The texts of a recipe without their weights."""
     return [text_name(given) for given in recipe.text]
 
 
@@ -592,13 +446,3 @@ def _unfinished(out: Path, record: str, last: Sequence[str]) -> bool:
     there = (out / record).exists() and wrote(out)
     lacks = not all((out / name).exists() for name in last)
     return there and (lacks or partial_of(out).exists())
-
-
-def model_name(model: Model) -> str:
-    """A model as a recipe names it."""
-    return model.name if isinstance(model, Source) else str(getattr(model, "name_or_path", model))
-
-
-def tokenizer_name(tokenizer: Any) -> str | None:
-    """A tokenizer as a recipe names it; a live one has no name."""
-    return tokenizer if isinstance(tokenizer, str) else None

@@ -540,3 +540,13 @@ def _spread(model: Any, device_map: str | dict[str, Any]) -> Any:
     return dispatch_model(
         model, infer_auto_device_map(model, max_memory=memory, no_split_module_classes=layers)
     )
+
+
+def model_name(model: AnyModel) -> str:
+    """A model as a recipe names it."""
+    return model.name if isinstance(model, Source) else str(getattr(model, "name_or_path", model))
+
+
+def tokenizer_name(tokenizer: Any) -> str | None:
+    """A tokenizer as a recipe names it; a live one has no name."""
+    return tokenizer if isinstance(tokenizer, str) else None

@@ -1,7 +1,8 @@
 """The verbs beside `compress`: train, recover, verify, evaluate, generate; `run` for any recipe.
 
 Each takes the options of its recipe as keywords and gives a typed result. The steps of `compress`
-are in `headwise.pipeline`, plans in `headwise.plans`.
+are in `headwise.pipeline`, plans in `headwise.plans`. Each verb imports its rooms when it is
+called, so that none loads what only another needs.
 """
 
 from __future__ import annotations
@@ -12,32 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.artifacts import check_output
-from headwise.data.text import read_source
-from headwise.designing import design
 from headwise.errors import HeadwiseError
-from headwise.exporting.parts import ExportRequest
-from headwise.exporting.push import PushResult, push_folder
-from headwise.exporting.record import ExportResult
-from headwise.exporting.run import export_model
-from headwise.measure.evaluation import Evaluation, evaluate_model
-from headwise.measure.generation import Continuation, continuation
-from headwise.measure.record import VERIFY_RECORD, Verification
-from headwise.measure.settings import VerifySettings
-from headwise.measure.verification import verify as verify_model
-from headwise.pipeline import (
-    REPORT,
-    CompressResult,
-    CutResult,
-    compare,
-    compress,
-    measured_data,
-    model_name,
-    note_report,
-    profile,
-    tokenizer_name,
-)
 from headwise.plan import Plan
-from headwise.plans import fit, new_plan
 from headwise.progress import Progress, note, silent
 from headwise.recipe import (
     FOLDERS,
@@ -52,19 +29,21 @@ from headwise.recipe import (
     write_recipe,
 )
 from headwise.records import write_record
-from headwise.reporting.card import write_card
+from headwise.reporting.card import REPORT, note_report, write_card
 from headwise.runs import RUN
-from headwise.source import open_source
-from headwise.training.loop import ProgressObserver
-from headwise.training.recover import RecoverResult
-from headwise.training.recover import recover as recover_model
-from headwise.training.train import TrainResult, resume_training
-from headwise.training.train import train as train_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from headwise.pipeline import Model
+    from headwise.exporting.push import PushResult
+    from headwise.exporting.record import ExportResult
+    from headwise.measure.evaluation import Evaluation
+    from headwise.measure.generation import Continuation
+    from headwise.measure.record import Verification
+    from headwise.pipeline import CompressResult, CutResult
+    from headwise.source import AnyModel
+    from headwise.training.recover import RecoverResult
+    from headwise.training.train import TrainResult
 
 
 def train(
@@ -89,6 +68,10 @@ def train(
     >>> result = hw.train(plan, text="notes.txt", steps=3, batch_size=2, out="run")
     >>> model = hw.load(result.model)
     """
+    from headwise.training.loop import ProgressObserver
+    from headwise.training.train import resume_training
+    from headwise.training.train import train as train_plan
+
     folder = Path(out)
     named = str(folder / "plan.json") if isinstance(plan, Plan) else plan
     recipe = TrainRecipe.of(plan=named, **options)
@@ -128,7 +111,7 @@ def train(
 def recover(
     model: str | Path | CutResult | CompressResult,
     *,
-    against: Model,
+    against: AnyModel,
     out: str | Path,
     force: bool = False,
     progress: Progress = silent,
@@ -144,6 +127,10 @@ def recover(
     >>> options = {"text": "notes.txt", "tokens": 64, "length": 16}
     >>> found = hw.recover("smaller", against="./model", out="recovered", **options)
     """
+    from headwise.source import model_name
+    from headwise.training.loop import ProgressObserver
+    from headwise.training.recover import recover as recover_model
+
     folder = _folder(model)
     recipe = RecoverRecipe.of(model=str(folder), against=model_name(against), **options)
 
@@ -165,9 +152,9 @@ def recover(
 
 
 def verify(
-    model: Model | CutResult | CompressResult,
+    model: AnyModel | CutResult | CompressResult,
     *,
-    against: Model,
+    against: AnyModel,
     out: str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
     force: bool = False,
@@ -183,6 +170,13 @@ def verify(
     >>> found = hw.verify("smaller", against="./model", text="held-out.txt", max_ratio=1.1)
     >>> met, ratio = found.met, found.texts[0].ratio
     """
+    from headwise.data.text import read_source
+    from headwise.measure.record import VERIFY_RECORD
+    from headwise.measure.settings import VerifySettings
+    from headwise.measure.verification import verify as verify_model
+    from headwise.pipeline import measured_data
+    from headwise.source import model_name, tokenizer_name
+
     cut = _folder(model)
     recipe = VerifyRecipe.of(
         model=model_name(cut),
@@ -213,13 +207,14 @@ def verify(
     found = verify_model(cut, against, texts, settings, targets=recipe.targets, progress=progress)
     if out is not None:
         write_record(Path(out), found, force=force)
-        if isinstance(cut, str | Path) and Path(out).resolve() == _record_of(cut):
+        beside = isinstance(cut, str | Path) and Path(out).resolve().parent == Path(cut).resolve()
+        if beside and Path(out).name == VERIFY_RECORD:
             write_card(Path(cut))  # the record is beside the model, so the card quotes its figures
     return found
 
 
 def evaluate(
-    model: Model,
+    model: AnyModel,
     *,
     out: str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
@@ -234,6 +229,10 @@ def evaluate(
     >>> import headwise as hw
     >>> perplexity = hw.evaluate("./model", text="held-out.txt").perplexity
     """
+    from headwise.data.text import read_source
+    from headwise.measure.evaluation import evaluate_model
+    from headwise.source import model_name, open_source, tokenizer_name
+
     recipe = EvaluateRecipe.of(
         model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
     )
@@ -256,7 +255,7 @@ def evaluate(
 
 
 def export(
-    model: Model | CutResult | CompressResult,
+    model: AnyModel | CutResult | CompressResult,
     *,
     out: str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -274,6 +273,10 @@ def export(
     >>> served = hw.export("smaller", to="padded", out="served")
     >>> error, held = served.parity.error, served.held
     """
+    from headwise.exporting.parts import ExportRequest
+    from headwise.exporting.run import export_model
+    from headwise.source import model_name, open_source
+
     one = _folder(model)
     recipe = ExportRecipe.of(model=model_name(one), **options)
     source = open_source(one, tokenizer=tokenizer)
@@ -302,12 +305,13 @@ def push(
     >>> import headwise as hw
     >>> hw.push("smaller", "my-name/smaller")  # doctest: +SKIP
     """
-    folder = model.out if isinstance(model, ExportResult) else _folder(model)
-    return push_folder(Path(folder), repo, private=private, endpoint=endpoint, token=token)
+    from headwise.exporting.push import push_folder
+
+    return push_folder(Path(_folder(model)), repo, private=private, endpoint=endpoint, token=token)
 
 
 def generate(
-    model: Model,
+    model: AnyModel,
     *,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
     **options: Any,
@@ -319,6 +323,9 @@ def generate(
     >>> import headwise as hw
     >>> text = hw.generate("./model", prompt="The capital", max_new_tokens=3).text
     """
+    from headwise.measure.generation import continuation
+    from headwise.source import model_name, open_source, tokenizer_name
+
     recipe = GenerateRecipe.of(
         model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
     )
@@ -353,10 +360,19 @@ def run(
     found = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe))
     if out is None and found.verb in FOLDERS:
         raise HeadwiseError(f"{found.verb} needs an output folder; give one with --out.")
-    verb = VERBS[found.verb]
+    verb = verb_of(found)
     how = {"out": out, "force": force, "progress": progress, "command": command}
     taken = signature(verb).parameters
     return verb(**{k: v for k, v in how.items() if k in taken}, **found.stated)
+
+
+def verb_of(recipe: Recipe) -> Callable[..., Any]:
+    """The function that does what a recipe says."""
+    import headwise
+
+    name = "evaluate" if recipe.verb == "eval" else recipe.verb  # Python has an `eval` of its own
+    verb: Callable[..., Any] = getattr(headwise, name)
+    return verb
 
 
 def load(model: str | Path, **how: Any) -> PreTrainedModel:
@@ -365,30 +381,13 @@ def load(model: str | Path, **how: Any) -> PreTrainedModel:
     >>> import headwise as hw
     >>> model = hw.load("smaller")
     """
+    from headwise.source import open_source
+
     found: PreTrainedModel = open_source(model).load(**how)
     return found
 
 
-# The function of each verb that a recipe can name.
-VERBS: dict[str, Callable[..., Any]] = {
-    "compare": compare,
-    "compress": compress,
-    "design": design,
-    "eval": evaluate,
-    "export": export,
-    "fit": fit,
-    "generate": generate,
-    "new_plan": new_plan,
-    "profile": profile,
-    "recover": recover,
-    "train": train,
-    "verify": verify,
-}
-
-
 def _folder(model: Any) -> Any:
-    return model.out if isinstance(model, CutResult | CompressResult) else model
-
-
-def _record_of(cut: str | Path) -> Path:
-    return (Path(cut) / VERIFY_RECORD).resolve()
+    """Where a result of ours lies; whatever else names a model stays as it is."""
+    out = getattr(model, "out", None)
+    return out if isinstance(out, Path) else model

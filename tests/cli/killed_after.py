@@ -3,13 +3,13 @@
 import os
 import sys
 
-from headwise import verbs
 from headwise.cli import main
+from headwise.training import loop
 
 number, last, *words = sys.argv[1:]
 
 
-class Dies(verbs.ProgressObserver):
+class Dies(loop.ProgressObserver):
     """Dies, or asks to stop, when a step is done."""
 
     def stepped(self, record):
@@ -18,6 +18,6 @@ class Dies(verbs.ProgressObserver):
             os.kill(os.getpid(), int(number))
 
 
-verbs.ProgressObserver = Dies
+loop.ProgressObserver = Dies  # before any module has taken the name from there
 sys.argv = ["headwise", *words]
 main.main()

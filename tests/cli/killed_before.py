@@ -5,10 +5,12 @@
 
 An effect is a file opened for writing, a rename, a new folder or something removed, in the working
 folder; Python announces each of them (`sys.addaudithook`) just before it happens. A fork of a
-process that has imported everything stands in for a fresh start. Pictures are left blank: drawing
-them would take most of the time. Prints the number of effects.
+process that has imported what the undisturbed run imported stands in for a fresh start. Pictures
+are left blank: drawing them would take most of the time. Prints the number of effects.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -47,7 +49,10 @@ def count_effects(folder, fatal=None):
 
 
 def life(words, folder, fatal=None):
-    """Run the command in `folder`, killed before effect number `fatal`; its exit status."""
+    """Run the command in `folder`, killed before effect number `fatal`; its exit status.
+
+    Beside the folder lie what it said and, if it was not to be killed, its effects and modules.
+    """
     folder.mkdir(exist_ok=True)
     child = os.fork()
     if child:
@@ -56,7 +61,7 @@ def life(words, folder, fatal=None):
     try:
         os.chdir(folder)
         log = folder.with_name(f"{folder.name}.log")
-        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(opened, 1)
         os.dup2(opened, 2)
         count = count_effects(folder, fatal)
@@ -67,31 +72,33 @@ def life(words, folder, fatal=None):
     finally:
         if fatal is None:
             folder.with_name(f"{folder.name}.effects").write_text(str(count[0]))
+            folder.with_name(f"{folder.name}.modules").write_text("\n".join(sys.modules))
         os._exit(code)
+
+
+def import_like(whole):
+    """Import what an undisturbed run has imported, once for all the lives to come."""
+    for name in Path(f"{whole}.modules").read_text().splitlines():
+        with contextlib.suppress(ImportError, AttributeError):  # made at run time, not a file
+            importlib.import_module(name)
 
 
 def kill_before_each(words, here, every):
     whole = here / "whole"
     assert life(words, whole) == 0, whole.with_name("whole.log").read_text()
     effects = int((here / "whole.effects").read_text())
+    import_like(whole)
     for fatal in range(0, effects, every):
-        folder = here / f"{fatal}"
-        killed, again = life(words, folder, fatal), life(words, folder)
-        log = folder.with_name(f"{folder.name}.log").read_text()
-        assert killed == -signal.SIGKILL, (fatal, killed, log)
-        done = again == 0 or (again == 2 and "exists already" in log)
-        assert done, (fatal, again, log)
+        folder, log = here / f"{fatal}", here / f"{fatal}.log"
+        killed = life(words, folder, fatal)
+        assert killed == -signal.SIGKILL, (fatal, killed, log.read_text())
+        again = life(words, folder)
+        done = again == 0 or (again == 2 and "exists already" in log.read_text())
+        assert done, (fatal, again, log.read_text())
     return effects
 
 
 if __name__ == "__main__":
-    # Here, for the processes that a command starts import this file, too.
-    import transformers  # noqa: F401
-
-    import headwise.pipeline
-    import headwise.reporting.pages
-    import headwise.training.train  # noqa: F401
-
     asked = json.loads(sys.argv[1])
     blank_pictures.install()
     print(kill_before_each(asked["words"], Path(asked["here"]), asked["every"]))  # noqa: T201

@@ -10,30 +10,24 @@ next one starts from nothing. Prints what happened as JSON.
 """
 
 import json
-import os
 import random
 import shutil
 import signal
 import sys
 from pathlib import Path
 
-import transformers  # noqa: F401
-from killed_before import count_effects
+from killed_before import import_like, life
 
-from headwise import pipeline, verbs
-from headwise.cli import main
-from headwise.cutting import run  # noqa: F401
-from headwise.reporting import pages  # noqa: F401
-from headwise.training.loop import Observer
+from headwise.training import loop
 
 SHARES = (0.07, 0.2, 1.0)  # of a whole run's effects: a life ends within one of them
 
 
-class Losses(Observer):
+class Losses(loop.Observer):
     """Every step's figures, appended to a file that outlives the process."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, progress, what):
+        self.path = Path(f"{Path.cwd()}.losses")  # beside the folder, so that it is no effect
 
     def stepped(self, record):
         row = {"step": record.step, "loss": record.loss, "held_out_loss": record.held_out_loss}
@@ -41,37 +35,12 @@ class Losses(Observer):
             stream.write(json.dumps(row) + "\n")
 
 
-def life(words, folder, fatal=None):
-    """Run the command in `folder`, killed before effect number `fatal`; its exit status."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code, effects = 70, None
-    beside = str(folder)  # what is noted beside the folder is no effect
-    try:
-        os.chdir(folder)
-        for stream, name in ((1, "stdout"), (2, "stderr")):
-            path = f"{beside}.{name}"
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-
-        def watcher(progress, what):
-            return Losses(Path(f"{beside}.losses"))
-
-        verbs.ProgressObserver = pipeline.ProgressObserver = watcher
-        effects = count_effects(folder, fatal)
-        sys.argv = ["headwise", *words]
-        main.main()
-    except SystemExit as end:
-        code = end.code or 0
-    finally:
-        if fatal is None and effects is not None:
-            Path(f"{beside}.effects").write_text(str(effects[0]))
-        os._exit(code)
+loop.ProgressObserver = Losses  # before any module has taken the name from there
 
 
 def is_finished(status, folder):
     """Whether the work is done: now, or by a life that was killed after its very last file."""
-    said = Path(f"{folder}.stderr").read_text()
+    said = Path(f"{folder}.log").read_text()
     if status == 0 or (status == 2 and "out exists already" in said):
         return True
     if status == -signal.SIGKILL:
@@ -81,9 +50,8 @@ def is_finished(status, folder):
 
 def chain(words, here, progress, seed, kills):
     whole, folder = here / "whole", here / "killed"
-    whole.mkdir()
-    folder.mkdir()
     assert is_finished(life(words, whole), whole)
+    import_like(whole)
     effects, rng = int((here / "whole.effects").read_text()), random.Random(seed)
     moments, finished = [], 0
     while len(moments) < kills:

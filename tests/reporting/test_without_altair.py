@@ -8,7 +8,7 @@ import sys
 def test_a_missing_extra_is_said_after_the_work(tmp_path):
     (tmp_path / "altair.py").write_text("raise ModuleNotFoundError('No module named altair')\n")
     code = (
-        "from pathlib import Path; from headwise.pipeline import note_report; "
+        "from pathlib import Path; from headwise.reporting.card import note_report; "
         f"print(*note_report(Path({str(tmp_path)!r})))"
     )
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -33,7 +33,7 @@ from headwise.reporting.names import ModelKind, gib, hub_name, is_hub_name, kind
 if TYPE_CHECKING:
     from headwise.plan import Plan
 
-CARD = "README.md"
+CARD, REPORT = "README.md", "report.html"  # the last files of an output folder
 # The Hub knows adapter, merge, quantized and finetune; a model of its own with changed weights is
 # the last of them.
 RELATION = "finetune"
@@ -51,6 +51,17 @@ def write_card(folder: Path, source: Path | None = None, *, name: str | None = N
     """
     text = model_card(folder, source, name or folder.resolve().name)
     write_text(folder / CARD, text, force=True)
+
+
+def note_report(folder: Path, profile: Path | None = None) -> tuple[str, ...]:
+    """Write the report beside the card; the work is done, so a failure is only noted."""
+    try:
+        from headwise.reporting.pages import report  # needs the card's readers and the charts
+
+        report(folder, folder / REPORT, profile=profile, force=True)
+    except HeadwiseError as error:
+        return (f"No report: {error}",)
+    return ()
 
 
 def model_card(folder: Path, source: Path | None, name: str) -> str:
