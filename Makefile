@@ -20,11 +20,11 @@ demo: .venv/weights
 	$(BIN)/headwise demo --force
 
 test: .venv/weights
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # The logic of the whole library, for people who change a line: no real weights, no browser.
 test-fast: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
 
 wheel: .venv/installed
 	rm -rf dist

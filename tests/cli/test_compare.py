@@ -62,6 +62,7 @@ def finished(place):
     return out
 
 
+@pytest.mark.slow
 def test_every_recipe_is_counted_and_measured_at_every_budget(finished):
     document = json.loads((finished / "compare.json").read_text())
     assert document["format"] == "headwise-compare/2"
@@ -160,6 +161,7 @@ def test_other_inputs_are_refused_without_force(headwise, place, finished):
     assert stamps(finished) == before
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on_with_the_same_cells(headwise, place, tmp_path, monkeypatch):
     """Killed in the middle of a recipe: what is finished stays, the rest comes out the same."""
     quick = ("--attn-params", "70%,50%", "--methods", "svd-llm,head-pruning,uniform")
@@ -253,6 +255,7 @@ def test_an_encoder_is_refused(headwise, place, tmp_path):
     assert "a comparison is of causal language models" in result.err
 
 
+@pytest.mark.slow
 def test_policies_differ_in_nothing_but_their_widths(headwise, place, tmp_path):
     out = tmp_path / "allocation"
     policies = "sensitivity,uniform,wider-late,random:3"

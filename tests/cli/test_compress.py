@@ -56,6 +56,7 @@ def test_one_command_cuts_and_proves(headwise, place, tmp_path):
     assert not (tmp_path / "small.partial").exists()
 
 
+@pytest.mark.slow
 def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     profile = tmp_path / "profile"
@@ -74,6 +75,7 @@ def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("effort", "recovered"), [("quick", 1280), ("standard", 2560)])
 def test_an_effort_says_how_much_is_recovered(headwise, place, tmp_path, effort, recovered):
     out = tmp_path / "small"
@@ -87,6 +89,7 @@ def test_an_effort_says_how_much_is_recovered(headwise, place, tmp_path, effort,
     assert f"effort: {effort}\n" in (out / "recipe.yaml").read_text() or effort == "standard"
 
 
+@pytest.mark.slow
 def test_without_recovery_an_effort_fits_the_layers(headwise, place, tmp_path):
     line = words(place, tmp_path / "a", "--attn-params", "60%", "--no-verify", "--json")
     for effort, fit in (("standard", None), ("quick", 0)):
@@ -97,6 +100,7 @@ def test_without_recovery_an_effort_fits_the_layers(headwise, place, tmp_path):
         assert record["settings"]["fit"] == fit
 
 
+@pytest.mark.slow
 def test_recovery_can_follow_the_cut(headwise, place, tmp_path):
     out = tmp_path / "out"
     more = ("--attn-params", "60%", "--no-verify", "--recover", "512", "--json")
@@ -214,6 +218,7 @@ def test_killed_processes_resume_to_the_same_files(place, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"whole", "whole.prof", "killed", "killed.prof"}
 
 
+@pytest.mark.slow
 def test_a_profile_of_the_whole_text_leaves_nothing_for_the_proof(headwise, place, tmp_path):
     """What `headwise profile` made can be cut with; the proof needs other text then."""
     made = tmp_path / "whole.profile"

@@ -86,6 +86,7 @@ def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["norms", "all", "lora"])
 def test_what_is_trained_is_chosen(headwise, place, tmp_path, train):
     """Whatever is trained, the result has the cut model's tensors, and loads as it does."""

@@ -238,6 +238,7 @@ def test_a_classifier_keeps_its_classes(subject, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_layer_fit_is_tried_on_images_and_kept_only_where_it_pays(subject, tmp_path):
     dense = subject("vit", rows=36)  # 12 batches, one of them kept aside
     record = cut_model(dense.request(dense.plan(0.6)), tmp_path / "out")

@@ -105,6 +105,7 @@ def test_something_is_held_out_of_every_text():
     assert mixture.split(0) == (mixture, ())
 
 
+@pytest.mark.slow
 def test_the_built_in_mixture_has_text_of_every_kind():
     mixture = read_mixture(["2:builtin:mixed"])
     assert mixture.weights == (2 / 3,) * 3

@@ -73,6 +73,7 @@ def test_tokens_are_drawn_as_the_model_predicts_them(source):
     assert float((counts - exact).abs().sum()) < 0.2 * float((uniform - exact).abs().sum())
 
 
+@pytest.mark.slow
 def test_a_cut_needs_no_other_text(place, tmp_path):
     options = {"tokens": 160, "length": 16, "attn_params": "75%", "multiple_of": 2}
     out = tmp_path / "small"

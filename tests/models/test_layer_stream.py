@@ -201,6 +201,7 @@ print(*peaks)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's peak memory")
 def test_four_times_the_layers_need_no_more_memory(tmp_path):
     """Layers of 13 MB, read, run and written; if they were all kept it would show."""

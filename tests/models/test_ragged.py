@@ -265,6 +265,7 @@ assert not any(n.partition(".")[0] == "headwise" for n in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_process_without_headwise_loads_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     ids = tiny.inputs("llama")["input_ids"]
@@ -451,6 +452,7 @@ def test_decoding_never_copies_the_cache(layered):
     assert max(made) > smallest
 
 
+@pytest.mark.slow
 def test_layer_plans_compile_without_graph_breaks(layered):
     """fullgraph refuses any break; the eager backend runs what was traced, without a compiler."""
     compiled = torch.compile(layered, fullgraph=True, backend="eager")

@@ -43,6 +43,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", list(_ORDERS))
 def test_no_flag_is_needed(order, folder):
     code = f"import sys; folder = {str(folder)!r}\n" + _ORDERS[order]

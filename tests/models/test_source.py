@@ -151,6 +151,7 @@ def test_a_profile_and_a_cut_read_the_config_once(tmp_path, counts):
     assert counts["models"] <= 5
 
 
+@pytest.mark.slow
 def test_a_whole_compression_reads_the_config_once(tmp_path, monkeypatch):
     """Profile, fit, cut, card, verification and report: all of one opened model."""
     import headwise as hw

@@ -22,6 +22,7 @@ def limits(**texts):
     return Budget(**{name: Limit.parse(text) for name, text in texts.items()})
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),

@@ -110,6 +110,7 @@ def rank_correlations(subject, keeps):
     return [spearmanr(x, measured).statistic for x in (predicted, counted)]
 
 
+@pytest.mark.slow
 def test_predicted_loss_orders_random_plans_like_measured_loss(subject):
     predicted, _ = rank_correlations(subject, np.linspace(0.9, 0.2, 23))
     assert predicted >= 0.9
