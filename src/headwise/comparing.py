@@ -103,6 +103,7 @@ def compare(
             source=source,
             profile=made,
             texts=tuple(measured),
+            n_own=max(1, len(measured) - len(recipe.held_out)),
             methods=methods,
             budgets=budgets,
             settings=settings,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.artifacts import check_output, versions, write_text
+from headwise.data.mixture import text_name
 from headwise.errors import HeadwiseError
 from headwise.pipeline import profile
 from headwise.plan import Budget, Limit, ModelShape, Plan
@@ -65,7 +66,7 @@ def design(
     """
     recipe = DesignRecipe.of(**options)
     target = Path(out)
-    check_output(target, force=force, inputs=[recipe.text])
+    check_output(target, force=force, inputs=[text_name(given) for given in recipe.text])
     shape = recipe.shape
     if shape.family == "vit":
         raise HeadwiseError(
@@ -79,7 +80,7 @@ def design(
     plan, evidence = plan_from_proxies(curves, shape, budget, rules)
     told = (
         f"fitted to {recipe.seeds} proxies of {recipe.proxy_layers} layers, d_model "
-        f"{recipe.proxy_d_model}, trained for {recipe.steps} steps on {recipe.text} at "
+        f"{recipe.proxy_d_model}, trained for {recipe.steps} steps on {' + '.join(recipe.text)} at "
         f"{shape.context} tokens"
     )
     origin = plan.origin.model_copy(

@@ -190,10 +190,10 @@ def read_data(text: Sequence[str], images: str | None) -> Mixture | Images:
     return read_mixture(text) if images is None else read_images(images)
 
 
-def measured_data(text: str | None, images: str | None) -> list[Text | Images]:
-    """The text or the images to measure on, in a list that may grow."""
-    _refuse_neither_or_both([text] if text else [], images)
-    return [read_source(text)] if text else [read_images(str(images))]
+def measured_data(text: Sequence[str], images: str | None) -> list[Text | Images]:
+    """The texts or the images to measure on."""
+    _refuse_neither_or_both(text, images)
+    return [read_source(name) for name in text] if images is None else [read_images(images)]
 
 
 def _refuse_neither_or_both(text: Sequence[str | Path], images: str | Path | None) -> None:
@@ -247,7 +247,9 @@ class _Compression:
             text = self_text(source, recipe.self_text, folder, progress=self.progress)
             data = Mixture((*data.shares, Share(text))) if isinstance(data, Mixture) else data
         calibration, held_out = self._split(data)
+        # Where nothing is held out, the first of the others stands for the calibration text.
         measured = [*held_out, *others]
+        own = max(1, len(held_out))
         if recipe.verify and not measured:
             raise self._nothing_held_out(data)
         profile = profile_at(self.profile_folder, source, calibration, recipe, self.progress)
@@ -260,7 +262,9 @@ class _Compression:
             targets=recipe.for_,
         )
         self._cut(source, profile, plan, data)
-        verification = self._verify(source, measured) if recipe.verify else None
+        verification = (
+            self._verify(source, measured[:own], measured[own:]) if recipe.verify else None
+        )
         self._write_last(verification)
         record = read_cut_record(self.out)
         return CompressResult(self.out, plan, profile, record, verification, tuple(self.notes))
@@ -341,7 +345,9 @@ class _Compression:
         write_recipe(folder, self.recipe)
         write_card(folder, made_from, name=self.out.name)
 
-    def _verify(self, source: Source, measured: list[Text | Images]) -> Verification:
+    def _verify(
+        self, source: Source, measured: list[Text | Images], others: list[Any]
+    ) -> Verification:
         found = read_verification(self.out)
         if found is not None:  # of a run that was killed after it
             return found
@@ -351,6 +357,7 @@ class _Compression:
             source,
             measured,
             settings,
+            others=others,
             targets=self.recipe.targets,
             progress=self.progress,
         )

@@ -31,7 +31,7 @@ from headwise.plan import RESOURCES, Budget, Limit, ModelShape
 from headwise.planning.families import new_shape
 from headwise.planning.rules import FIT_POLICIES, WidthRules, policy_and_seed
 from headwise.profiling.settings import ProfileSettings
-from headwise.records import Record, first_problem, read_file, without_repeats
+from headwise.records import Frozen, Record, first_problem, read_file, without_repeats
 from headwise.training.settings import RecoverSettings, Trained, TrainSettings
 
 RECIPE = "recipe.yaml"
@@ -91,7 +91,7 @@ Target = Literal["stock", "gguf", "vllm", "onnx", "padded"]
 MODEL = "Folder, hub name, .gguf file, builtin:smollm2 or builtin:minilm."
 CUT_MODEL = "The cut model's folder."
 AGAINST = "The model it was cut from: folder, hub name, .gguf file or builtin:smollm2."
-TEXT = "file, folder, hub:owner/name or builtin:python"
+TEXT = "file, folder, hub:owner/name or builtin:python; repeatable"
 TEXTS = (
     "file, folder, hub:owner/name, builtin:python or builtin:mixed; repeatable, with a weight if "
     "it should not count as much as the others (0.5:code.txt)"
@@ -108,35 +108,39 @@ def option(default: Any, help_text: str, **rules: Any) -> Any:
     return Field(default, description=help_text, **rules)
 
 
-class Recipe(Record):
-    """What all recipes share; a subclass lists the options of its verb.
+class Options(Frozen):
+    """The options of a command, with their defaults, help and checks.
 
     To add an option, add a field here or to one of the groups below: the Python keyword, the key in
     YAML, the command-line option and the pages of documentation follow. Options are shown group by
-    group: the last base class of a recipe first, its own fields after its bases.
+    group: the last base class first, the class's own fields after its bases.
     """
-
-    format: Literal["headwise-recipe/1"] = RECIPE_FORMAT
-    verb: str
 
     @classmethod
     def options(cls) -> dict[str, FieldInfo]:
-        """The fields that are options of the verb; where the model runs comes last."""
+        """The fields that are options; where the model runs comes last."""
         found = {n: f for n, f in cls.model_fields.items() if n not in ("format", "verb")}
         return dict(sorted(found.items(), key=lambda item: item[0] in OnDevice.model_fields))
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The options that were given, as keyword arguments of the verb."""
+        """The options that were given, as keyword arguments."""
         return {n: getattr(self, n) for n in self.options() if n in self.model_fields_set}
 
     @classmethod
     def of(cls, **given: Any) -> Any:
-        """The recipe of these options; a wrong one is reported in one sentence."""
+        """The options with these values; a wrong one is reported in one sentence."""
         try:
             return cls.model_validate({k: v for k, v in given.items() if v is not None})
         except ValidationError as error:
             raise HeadwiseError(_problem(error, cls)) from error
+
+
+class Recipe(Options, Record):
+    """Options that say a whole run, so that `headwise run` can do it from a file."""
+
+    format: Literal["headwise-recipe/1"] = RECIPE_FORMAT
+    verb: str
 
     def to_yaml(self) -> str:
         """The recipe as the text of its file: what differs from the defaults."""
@@ -285,7 +289,7 @@ class DesignRecipe(NewShape):
     """A plan for a new model, fitted to small proxies trained on a text."""
 
     verb: Literal["design"] = "design"
-    text: Name = option(..., f"Text to train the proxies on: {TEXT}.")
+    text: Names = option(..., f"Text to train the proxies on: {TEXTS}.", min_length=1)
     proxy: Name | None = option(
         None, "Folder of the proxies, which are made, resumed or used again [OUT.proxy]."
     )
@@ -317,7 +321,7 @@ class QualityTargets(Recipe):
     """Quality targets of a cut model; a missed target is exit code 1."""
 
     max_ratio: float | None = option(
-        None, "Target: perplexity ÷ dense at most this on the first text.", ge=0
+        None, "Target: perplexity ÷ dense at most this on every --text.", ge=0
     )
     max_other_ratio: float | None = option(None, "Target: the same on every --held-out.", ge=0)
     min_agreement: float | None = option(
@@ -487,7 +491,7 @@ class TrainRecipe(Recipe):
 
     verb: Literal["train"] = "train"
     plan: Name | None = option(None, "The plan file.")
-    text: Name | None = option(None, f"Text to train on: {TEXT}.")
+    text: Names = option((), f"Text to train on: {TEXTS}.")
     steps: int = option(_T.steps, "Optimizer steps.")
     tokens: int | None = option(None, "Tokens to train on, instead of --steps.")
     batch_size: int = option(_T.batch_size, "Windows per step, over all processes.")
@@ -512,7 +516,7 @@ class TrainRecipe(Recipe):
     vocab_size: int | None = option(
         None, "Vocabulary size of a trained tokenizer [the plan's, else 4096]."
     )
-    max_chars: int | None = option(None, "Use only the first N characters of the text.")
+    max_chars: int | None = option(None, "Use only the first N characters of each text.")
 
     @property
     def settings(self) -> TrainSettings:
@@ -531,7 +535,7 @@ class VerifyRecipe(OnDevice, QualityTargets):
     verb: Literal["verify"] = "verify"
     model: Name = option(..., CUT_MODEL)
     against: Name = option(..., AGAINST)
-    text: Name | None = option(None, f"Text like the calibration text, but not part of it: {TEXT}.")
+    text: Names = option((), f"Text like the calibration text, but not part of it: {TEXT}.")
     images: Name | None = option(None, f"For image models, instead of --text: {IMAGES}.")
     held_out: Names = option((), "Also verify on this text; repeatable.")
     tokens: int | None = option(None, "Tokens of each text to score [all].", ge=1)
@@ -579,7 +583,7 @@ class EvaluateRecipe(OnDevice):
 
     verb: Literal["eval"] = "eval"
     model: Name = option(..., MODEL)
-    text: Name = option(..., f"Text to score: {TEXT}.")
+    text: Names = option(..., f"Text to score: {TEXT}.", min_length=1)
     tokens: int | None = option(None, "Tokens to score [all].", ge=1)
     window: int | None = option(None, "Tokens per window [min(the context, 1024)].", ge=1)
     stride: int | None = option(None, "Tokens scored per window [--window ÷ 2].", ge=1)
@@ -597,6 +601,71 @@ class GenerateRecipe(OnDevice):
         0.95, "Sample from the likeliest tokens whose probabilities add up to this.", ge=0, le=1
     )
     seed: int = option(0, "Random seed for sampling.", ge=0, lt=2**63)
+
+
+class ReportOptions(Options):
+    """One page about a folder that headwise wrote."""
+
+    run: Name = option(..., "A cut model, a profile, a training run or a comparison.")
+    profile: Name | None = option(
+        None, "The cut model's profile [RUN.profile, if there is such a folder]."
+    )
+    compare: Name | None = option(None, "Also show this comparison (`headwise compare`).")
+    samples: bool = option(True, "Show a few samples that a trained model generates.")
+
+
+class ExploreOptions(Options):
+    """Budgets on a profile, tried with sliders."""
+
+    profile: Name = option(..., "A profile folder.")
+    port: int = option(8137, "Port on 127.0.0.1; 0 takes a free one.", ge=0, le=65535)
+    open: bool = option(False, "Open the page in the browser.")
+    save: Name | None = option(None, "Write the page as one file instead of serving it.")
+    step: float = option(5.0, "With --save: percent between budgets.", ge=1, le=50)
+    context: int | None = option(
+        None, "Context length for counting FLOPs and traffic [the model's].", ge=1
+    )
+    batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
+
+
+class TokenOptions(Options):
+    """What the theory is told about tokens: their width, or vectors to measure."""
+
+    width: int = option(..., "Total width D, the sum of all head widths.")
+    token_dim: int | None = option(None, "Width d of a token.")
+    vectors: Name | None = option(
+        None,
+        "A .npy file of token vectors (tokens × width), whose measured spectrum replaces "
+        "--token-dim.",
+    )
+
+
+class BoundOptions(TokenOptions):
+    """The error bound along a list of head counts."""
+
+    heads: str = option(..., "Heads per lag: 8, 1,2,4 or 1-80.")
+    lags: int = option(1, "How many lags the heads look at.")
+    kernel: Numbers | None = option(None, "Weight of each lag, such as 1,0.5,0.25 [all 1].")
+
+
+class AllocateOptions(TokenOptions):
+    """The heads that minimise the error bound."""
+
+    kernel: Numbers = option(..., "Weight of each lag, such as 1,1,1,1.")
+
+
+class AdviseOptions(Options):
+    """One configuration to judge."""
+
+    d_model: int = option(..., "Model width.")
+    heads: int = option(..., "Query heads per layer.")
+    head_dim: int = option(..., "Head width.")
+    context: int = option(..., "Context length in tokens.")
+    eps: float = option(0.5, "Distortion the JL lemma may leave, in (0, 1).")
+    plan: Name | None = option(None, "A plan to look for failure signs in [equal layers].")
+    fitted: Name | None = option(
+        None, "A plan of about the same cost, fitted to a profile or to proxies."
+    )
 
 
 RECIPES: dict[str, type[Recipe]] = {
@@ -651,12 +720,12 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
     write_text(folder / RECIPE, recipe.to_yaml(), force=True)
 
 
-def _fields(recipe: Recipe, settings: Any) -> dict[str, Any]:
+def _fields(recipe: Options, settings: Any) -> dict[str, Any]:
     """What a recipe says of the fields of a settings class."""
     return {n: getattr(recipe, n) for n in settings.__dataclass_fields__ if n in recipe.options()}
 
 
-def _problem(error: ValidationError, kind: type[Recipe]) -> str:
+def _problem(error: ValidationError, kind: type[Options]) -> str:
     return first_problem(error, kind, {})
 
 

@@ -56,7 +56,7 @@ def train(
     command: str = "",
     **options: Any,
 ) -> TrainResult:
-    """Train a plan's model from scratch on a text; the finished model is in OUT/model.
+    """Train a plan's model from scratch on text; the finished model is in OUT/model.
 
     `options` are those below. Call it again with the same arguments to resume after a kill; with
     `resume`, `out` alone is enough, and what else is given must agree with the run. Under torchrun
@@ -81,7 +81,7 @@ def train(
     how: dict[str, Any] = {"observer": ProgressObserver(progress, "training"), "progress": progress}
     if resume and force:
         raise HeadwiseError("--resume continues a run and --force replaces it; give only one.")
-    startable = plan is not None and recipe.text is not None and not (folder / RUN).exists()
+    startable = plan is not None and recipe.text and not (folder / RUN).exists()
     if resume and not startable:
         stated = {n for n in recipe.model_fields_set if hasattr(settings, n)}
         changes = {name: getattr(settings, name) for name in stated}
@@ -89,7 +89,7 @@ def train(
     else:
         if plan is None:
             raise HeadwiseError("training needs a plan file; see `headwise train --help`.")
-        if recipe.text is None:
+        if not recipe.text:
             raise HeadwiseError("training needs --text; see `headwise train --help`.")
         result = train_plan(
             plan,
@@ -187,7 +187,7 @@ def verify(
     if out is not None:
         check_output(Path(out), force=force)
     texts = measured_data(recipe.text, recipe.images)
-    texts += [read_source(name) for name in recipe.held_out]
+    others = [read_source(name) for name in recipe.held_out]
     settings = VerifySettings(
         window=recipe.window,
         stride=recipe.stride,
@@ -204,7 +204,9 @@ def verify(
         task_limit=recipe.task_limit,
         samples=recipe.samples,
     )
-    found = verify_model(cut, against, texts, settings, targets=recipe.targets, progress=progress)
+    found = verify_model(
+        cut, against, texts, settings, others=others, targets=recipe.targets, progress=progress
+    )
     if out is not None:
         write_record(Path(out), found, force=force)
         beside = isinstance(cut, str | Path) and Path(out).resolve().parent == Path(cut).resolve()
@@ -222,7 +224,7 @@ def evaluate(
     progress: Progress = silent,
     **options: Any,
 ) -> Evaluation:
-    """Score a text with a causal model: nats per token, perplexity, bits per byte.
+    """Score texts with a causal model: nats per token, perplexity, bits per byte.
 
     `options` are those below. With `out` the record is also written to that file.
 
@@ -238,10 +240,9 @@ def evaluate(
     )
     if out is not None:
         check_output(Path(out), force=force)
-    text = read_source(recipe.text)
     found = evaluate_model(
         open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code),
-        text,
+        [read_source(name) for name in recipe.text],
         tokens=recipe.tokens,
         window=recipe.window,
         stride=recipe.stride,

@@ -51,15 +51,28 @@ def _message(*arguments):
 
 
 def test_equal_logits_cost_the_logarithm_of_the_vocabulary(model, text):
-    found = json.loads(_result(model, "--text", text, "--json"))
+    document = json.loads(_result(model, "--text", text, "--json"))
+    found = document["texts"][0]["score"]
     assert found["nll"] == pytest.approx(math.log(269), rel=1e-6)
     assert found["perplexity"] == pytest.approx(269, rel=1e-5)
     assert (found["window"], found["stride"]) == (37, 18)
     assert found["bytes"] == len(TEXT)
     bits = found["tokens"] * math.log2(269) / len(TEXT)
     assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
-    assert found["text_sha256"] == read_source(str(text)).sha256
-    assert found["dtype"] == "float32"
+    assert document["texts"][0]["sha256"] == read_source(str(text)).sha256
+    assert document["dtype"] == "float32"
+
+
+def test_each_text_has_a_score_of_its_own(model, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("Some other words.")
+    lines = _result(model, "--text", text, "--text", other)
+    assert lines.index(str(text)) < lines.index(str(other))
+    both = json.loads(_result(model, "--text", text, "--text", other, "--json"))["texts"]
+    alone = json.loads(_result(model, "--text", other, "--json"))["texts"]
+    assert [one["source"] for one in both] == [str(text), str(other)]
+    assert both[1] == alone[0]
+    assert both[0]["score"]["tokens"] != both[1]["score"]["tokens"]
 
 
 def test_all_tokens_of_the_text_are_scored_or_the_first_ones(model, text):
@@ -67,10 +80,14 @@ def test_all_tokens_of_the_text_are_scored_or_the_first_ones(model, text):
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     ids = tokenizer(TEXT)["input_ids"]
-    whole = json.loads(_result(model, "--text", text, "--json", "--window", "8"))
+
+    def score(*words):
+        return json.loads(_result(model, "--text", text, "--json", *words))["texts"][0]["score"]
+
+    whole = score("--window", "8")
     assert whole["tokens"] == len(ids) + 1  # and the end of text
     assert (whole["window"], whole["stride"]) == (8, 4)
-    part = json.loads(_result(model, "--text", text, "--json", "--tokens", "11"))
+    part = score("--tokens", "11")
     assert part["tokens"] == 11
     assert part["bytes"] == len(tokenizer.decode(ids[:11]))
 

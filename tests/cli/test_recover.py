@@ -76,7 +76,7 @@ def test_recovery_brings_quality_back_and_changes_attention_only(headwise, place
         assert torch.equal(before[name], after[name]) is not attention, name
     text = ("--text", place / "text.txt", "--tokens", "2000", "--window", "32", "--json")
     cut, back = (
-        json.loads(headwise("eval", folder, *text).out)["nll"]
+        json.loads(headwise("eval", folder, *text).out)["texts"][0]["score"]["nll"]
         for folder in (place / "cut", tmp_path / "out")
     )
     assert back < cut - 0.02

@@ -99,8 +99,14 @@ def test_odd_vectors(headwise, tmp_path, name, scale, message):
         ),
         ("theory bound --width 9 --token-dim 3 --heads a", "got 'a'"),
         ("theory bound --width 9 --token-dim 3 --heads 1-9999999", "at most 10000"),
-        ("theory bound --width 9 --token-dim 3 --heads 1 --kernel 1,b", "--kernel must be numbers"),
-        ("theory bound --width 9 --token-dim 3 --heads 1 --kernel nan", "Kernel weights"),
+        (
+            "theory bound --width 9 --token-dim 3 --heads 1 --kernel 1,b",
+            "numbers separated by commas",
+        ),
+        (
+            "theory bound --width 9 --token-dim 3 --heads 1 --kernel nan",
+            "--kernel[0] must be a finite number",
+        ),
         (
             "theory bound --width 9 --token-dim 3 --heads 1 --plot x.gif",
             "must end in .png, .svg, .html, got",

@@ -84,6 +84,9 @@ def test_one_document_says_it_all(causal, text, other, tmp_path):
     assert [t["sha256"] for t in found["texts"]] == [
         read_source(str(p)).sha256 for p in (text, other)
     ]
+    both = _document(causal, "cut", "--text", text, "--text", other)  # both like the calibration
+    assert [t["role"] for t in both["texts"]] == ["calibration domain"] * 2
+    assert [t["kl"] for t in both["texts"]] == [t["kl"] for t in found["texts"]]
     for t in found["texts"]:
         assert t["ratio"] == pytest.approx(t["perplexity"] / t["dense_perplexity"])
         assert 0 <= t["top_agreement"] < 1

@@ -17,7 +17,7 @@ from headwise.models.record import read_cut_record
 from headwise.plan import Limit
 from headwise.records import write_record
 
-FACTS = {"sha256": "2" * 64, "role": "other text", "is_calibration_text": False}
+FACTS = {"sha256": "2" * 64, "role": "calibration domain", "is_calibration_text": False}
 DRIFT = {"first": 1, "last": 1, "tokens": 7, "kl": 0.05}
 TEXT = LanguageQuality(
     source="a.txt",
@@ -37,11 +37,12 @@ TEXT = LanguageQuality(
 )
 SIZE = {"dense": 1000, "cut": 750, "share": 0.75, "dense_plan": 1000, "cut_plan": 750}
 SIZES = SizeChanges(attn_params=SIZE, params=SIZE, kv_bytes={**SIZE, "bytes_per_number": 4})
+OTHER = {"source": "b.txt", "role": "other text", "ratio": None, "perplexity": None}
 FOUND = Verification(
     model="small",
     against="model",
     kind="causal",
-    texts=(TEXT, TEXT.model_copy(update={"source": "b.txt", "ratio": None, "perplexity": None})),
+    texts=(TEXT, TEXT.model_copy(update=OTHER)),
     size=SIZES,
     device="cpu",
     dtype="float32",
@@ -178,6 +179,9 @@ def test_targets_are_judged_on_their_own_texts():
     (least,) = Targets(min_agreement=0.9).judge(FOUND.texts, SIZES)
     assert least.sentence == "--min-agreement must be at least 0.9, but is 0.83."
     assert Targets().judge(FOUND.texts, SIZES) == ()
+    worse = TEXT.model_copy(update={"source": "c.txt", "ratio": 1.3})
+    met = [one.met for one in Targets(max_ratio=1.2).judge([TEXT, worse], SIZES)]
+    assert met == [True, False]  # every text of the calibration domain has to keep it
     text = EmbeddingQuality(source="a.txt", **FACTS, sentences=3, cosine=0.9, least_cosine=0.5)
     (cosine,) = Targets(min_cosine=0.9).judge([text], SIZES)
     assert cosine.met

@@ -157,7 +157,7 @@ def write_run(folder: Path, *, steps=23, status="finished") -> Path:
         "inputs": {
             "settings": {"steps": steps, "lr": 0.1},
             "plan_sha256": "5" * 64,
-            "text": {"source": "mine.txt", "max_chars": None, "sha256": "4" * 64},
+            "text": {"sources": ["mine.txt"], "max_chars": None, "sha256": "4" * 64},
             "tokenizer": {"source": None, "vocab_size": None},
         },
         "details": {

@@ -24,7 +24,7 @@ from headwise.planning.design import new_shape
 from headwise.profiling.source import objective_of
 from headwise.reporting.pages import report
 from headwise.source import open_source
-from headwise.training.batches import MaskedBatches, masked_held_out
+from headwise.training.batches import MaskedBatches, WindowBatches, masked_held_out
 from headwise.training.settings import TrainSettings
 from headwise.training.train import read_training, resume_training, train
 from tests import tiny
@@ -96,9 +96,10 @@ def test_eval_scores_masked_tokens_and_prints_no_perplexity(run):
     assert "nats per masked token" in found.stdout
     assert "perplexity" not in found.stdout
     document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert document["objective"] == "masked-token"
-    assert document["nll"] > math.log(26) - 0.15
-    assert document["tokens"] / document["tokens_read"] == pytest.approx(0.15, abs=0.02)
+    score = document["texts"][0]["score"]
+    assert score["objective"] == "masked-token"
+    assert score["nll"] > math.log(26) - 0.15
+    assert score["tokens"] / score["tokens_read"] == pytest.approx(0.15, abs=0.02)
 
 
 def test_next_token_work_is_refused_for_an_encoder(run):
@@ -172,9 +173,14 @@ def test_masks_are_fifteen_percent_and_80_10_10():
 def test_batches_depend_on_seed_and_step_only():
     tokens = np.arange(997) % 27 + 4
     sizes = {"context": 13, "batch_size": 6}
-    one, same = (MaskedBatches(tokens, MASKING, seed=3, **sizes) for _ in range(2))
+
+    def batches(seed):
+        windows = WindowBatches(tokens, context=MASKING.inside(13), batch_size=6, seed=seed)
+        return MaskedBatches(windows, MASKING, seed=seed)
+
+    one, same = batches(3), batches(3)
     assert torch.equal(one(5)["input_ids"], same(5)["input_ids"])
-    other = MaskedBatches(tokens, MASKING, seed=4, **sizes)
+    other = batches(4)
     assert not torch.equal(one(5)["labels"], other(5)["labels"])
     assert one(5)["input_ids"].shape == (6, 13)
     held = masked_held_out(tokens, MASKING, most=4, **sizes)

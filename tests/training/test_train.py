@@ -7,6 +7,7 @@ import signal
 import pytest
 import transformers
 
+from headwise.data.mixture import Mixture, Share
 from headwise.data.text import Text
 from headwise.errors import HeadwiseError, OutputError
 from headwise.models import build
@@ -64,6 +65,28 @@ def test_a_text_and_a_plan_become_a_model(tmp_path, capsys):
     assert train(PLAN, TEXT, tmp_path / "run", settings=SETTINGS) == result
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_several_texts_are_trained_on_by_their_weights(tmp_path, causal):
+    family = {} if causal else {"family": "bert", "causal": False, "n_kv_heads": 3}
+    plan = Plan.uniform(SHAPE.model_copy(update=family))
+    letters, digits = (Text(name, (f"{name} " * 400,)) for name in ("abcde", "12345"))
+    text = Mixture((Share(letters, 3.0), Share(digits)))
+    result = train(plan, text, tmp_path / "run", settings=SETTINGS)
+    assert result.text.documents == 2
+    record = read_training(tmp_path / "run")
+    assert record.inputs.text.sources == ("3:abcde", "12345")
+    assert record.details.weights == (3.0, 1.0)
+    streams = sorted(p.name for p in (tmp_path / "run/tokens").iterdir())
+    assert streams == ["held-out-0.npy", "held-out-1.npy", "train-0.npy", "train-1.npy"]
+    # The same texts in other shares are another run, and a resumed one ends in the same weights.
+    with pytest.raises(OutputError, match=r"text.s"):
+        train(plan, Mixture((Share(letters), Share(digits))), tmp_path / "run", settings=SETTINGS)
+    weights = (result.model / "model.safetensors").read_bytes()
+    train(plan, text, tmp_path / "half", settings=SETTINGS, observer=Stop(2))
+    ended = resume_training(tmp_path / "half")
+    assert (ended.model / "model.safetensors").read_bytes() == weights
+
+
 def test_the_model_is_built_once(tmp_path, monkeypatch):
     made, whole = [], build.build_model
 
@@ -95,7 +118,7 @@ def test_an_interrupted_run_is_resumed_with_or_without_its_inputs(tmp_path):
 def test_a_run_is_replaced_by_force_unless_the_new_one_cannot_begin(tmp_path):
     out = tmp_path / "run"
     train(PLAN, TEXT, out, settings=SETTINGS)
-    with pytest.raises(OutputError, match=r"text.source \(made up → other\)"):
+    with pytest.raises(OutputError, match=r"text.sources \(.*made up.* → .*other.*\)"):
         train(PLAN, Text("other", TEXT.documents), out, settings=SETTINGS)
     before = (out / "run.json").read_bytes()
     with pytest.raises(HeadwiseError, match="fewer than one window"):

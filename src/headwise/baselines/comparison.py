@@ -165,7 +165,7 @@ Recover = Callable[[Path, Path], None]  # a cut model's folder, the recovered on
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, on what; the first text is of the calibration text's kind."""
+    """What is compared, on what; the first `n_own` texts are of the calibration texts' kinds."""
 
     source: Source
     profile: Profile
@@ -173,6 +173,7 @@ class Comparison:
     methods: tuple[str, ...]
     budgets: tuple[Limit, ...]
     settings: CompareSettings
+    n_own: int = 1
     recover: Recover | None = None
     recovery: dict[str, Any] | None = None  # its settings, for the record
     command: str = ""
@@ -353,7 +354,7 @@ def _record(job: Comparison, folder: ComparisonFolder) -> ComparisonRecord:
         ComparedText(
             source=text.source,
             sha256=text.sha256,
-            role="other text" if i else "calibration domain",
+            role="calibration domain" if i < job.n_own else "other text",
             tokens=score.tokens,
             window=score.window,
             stride=score.stride,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headwise.baselines.record import COMPARE_RECORD
 from headwise.cli.console import say, show, table
-from headwise.cli.options import Common, recipe_command
+from headwise.cli.options import Common, options_command
 from headwise.recipe import CompareRecipe
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headwise.baselines.record import ComparisonRecord
 
 
-@recipe_command(CompareRecipe, out="The comparison's folder.")
+@options_command(CompareRecipe, out="The comparison's folder.")
 def compare(recipe: CompareRecipe, common: Common) -> None:
     """Cut a model by every method to the same counted budgets, and measure them alike.
 

@@ -13,7 +13,7 @@ import headwise as hw
 from headwise.cli import plan as plan_cli
 from headwise.cli import verify as verify_cli
 from headwise.cli.console import quiet_transformers, say, show, shown, table
-from headwise.cli.options import Common, ForceFlag, JsonFlag, recipe_command
+from headwise.cli.options import Common, ForceFlag, JsonFlag, options_command
 from headwise.devices import chosen_device
 from headwise.profiling.worth import layer_summaries
 from headwise.recipe import CompressRecipe, ProfileRecipe
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEMO = {"kv_bytes": "85%", "effort": "quick", "verify_tokens": 8192}
 
 
-@recipe_command(CompressRecipe, out="The cut model's folder.")
+@options_command(CompressRecipe, out="The cut model's folder.")
 def compress(recipe: CompressRecipe, common: Common) -> None:
     """Cut a trained model down to a budget: profile, plan, cut, recover, verify.
 
@@ -53,7 +53,7 @@ def compress(recipe: CompressRecipe, common: Common) -> None:
     verify_cli.conclude(result.verification)
 
 
-@recipe_command(ProfileRecipe, out="The profile's folder.")
+@options_command(ProfileRecipe, out="The profile's folder.")
 def profile(recipe: ProfileRecipe, common: Common) -> None:
     """Measure a model's heads on a text, or on images: one forward and one backward pass.
 

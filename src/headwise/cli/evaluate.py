@@ -1,30 +1,31 @@
-"""`headwise eval`: how well a model predicts a text, or an encoder the tokens masked in it."""
+"""`headwise eval`: how well a model predicts texts, or an encoder the tokens masked in them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from headwise.cli.console import show
-from headwise.cli.options import Common, recipe_command
+from headwise.cli.options import Common, options_command
 from headwise.recipe import EvaluateRecipe
 
 if TYPE_CHECKING:
-    from headwise.measure.evaluation import Evaluation
+    from headwise.measure.evaluation import Evaluation, MaskedTokens, NextTokens
 
 
-@recipe_command(EvaluateRecipe, out="Also write the JSON document here.", required=False)
+@options_command(EvaluateRecipe, out="Also write the JSON document here.", required=False)
 def evaluate(recipe: EvaluateRecipe, common: Common) -> None:
-    """Score a text: nats per token, perplexity, bits per byte; an encoder, nats per masked token.
+    """Score texts: nats per token, perplexity, bits per byte; an encoder, nats per masked token.
 
     Example: headwise eval ./model --text notes.txt
     """
     found: Evaluation = common.run(recipe)
-    document = found.model_dump(mode="json", exclude={"score"})
-    show(document | found.score.model_dump(), as_json=common.as_json, render=_lines(found))
+    named = len(found.texts) > 1
+    parts = [(f"{text.source}\n" if named else "") + _lines(text.score) for text in found.texts]
+    document = found.model_dump(mode="json")
+    show(document, as_json=common.as_json, render="\n\n".join(parts))
 
 
-def _lines(found: Evaluation) -> str:
-    score = found.score
+def _lines(score: NextTokens | MaskedTokens) -> str:
     if score.objective == "masked-token":
         return (
             f"nll         {score.nll:.4f} nats per masked token\n"

@@ -6,13 +6,13 @@ import typer
 
 import headwise as hw
 from headwise.cli.console import say, show
-from headwise.cli.options import Common, recipe_command
+from headwise.cli.options import Common, options_command
 from headwise.recipe import ExportRecipe
 
 MISSED = 1  # the exit code when the export was written, but is not the same model
 
 
-@recipe_command(ExportRecipe, out="A file for gguf, a folder otherwise.")
+@options_command(ExportRecipe, out="A file for gguf, a folder otherwise.")
 def export(recipe: ExportRecipe, common: Common) -> None:
     """Write a model as another engine loads it, and measure its parity in that engine.
 

@@ -6,12 +6,12 @@ import sys
 
 import headwise as hw
 from headwise.cli.console import show
-from headwise.cli.options import Common, recipe_command
+from headwise.cli.options import Common, options_command
 from headwise.errors import printable
 from headwise.recipe import GenerateRecipe
 
 
-@recipe_command(GenerateRecipe)
+@options_command(GenerateRecipe)
 def generate(recipe: GenerateRecipe, common: Common) -> None:
     """Continue a prompt.
 

@@ -1,10 +1,10 @@
-"""Commands made from recipes: a verb's options are the fields of its recipe.
+"""Commands made from their options: those of a verb are the fields of its recipe.
 
-    @recipe_command(ProfileRecipe, out="The profile's folder.")
+    @options_command(ProfileRecipe, out="The profile's folder.")
     def profile(recipe, common): …          ──►   headwise profile MODEL --text … -o …
 
-Names, defaults, help and checks are the recipe's, so the command line, Python and recipe.yaml
-cannot drift apart. A wrong value is reported with the option's name.
+Names, defaults, help and checks are those of `headwise.recipe`, so the command line, Python and
+recipe.yaml cannot drift apart. A wrong value is reported with the option's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import headwise as hw
 from headwise.cli.console import command_line, quiet_transformers, shown
 from headwise.errors import BudgetError, HeadwiseError
 from headwise.plan import RESOURCES, Limit
-from headwise.recipe import Numbers, Recipe
+from headwise.recipe import Numbers, Options, Recipe
 from headwise.records import first_problem
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -38,7 +38,7 @@ PlotFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What every recipe command also takes; `extra` are options of that command alone."""
+    """What these commands also take; `extra` are options of one command alone."""
 
     out: Path | None
     force: bool
@@ -53,19 +53,21 @@ class Common:
             return hw.run(recipe, progress=progress, **how)
 
 
-def recipe_command(
-    recipe: type[Recipe],
+def options_command(
+    kind: type[Options],
     *,
     out: str | None = None,
     argument: str | None = "model",
     required: bool = True,
+    force: bool | None = None,
     **extra: Any,
 ) -> Callable[[Callable[[Any, Common], None]], Callable[..., None]]:
-    """Make a typer command of a function that takes a recipe.
+    """Make a typer command of a function that takes options of this kind.
 
     `out` is the help of --out, which may be left out if it is not `required` (None: the command
-    writes nothing); `argument` is the option that is written without its name; `extra` are
-    annotations of further options, whose default is None or False.
+    has none); `argument` is the option that is written without its name; `force` says whether there
+    is a --force (None: if there is an --out); `extra` are annotations of further options, whose
+    default is None or False.
     """
 
     def decorate(function: Callable[[Any, Common], None]) -> Callable[..., None]:
@@ -77,20 +79,21 @@ def recipe_command(
                 {name: values.pop(name) for name in extra},
             )
             given = {name: value for name, value in values.items() if _was_given(ctx, name)}
-            function(read_options(recipe, given), common)
+            function(read_options(kind, given), common)
 
         own = [
             inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            *(_parameter(n, f, argument) for n, f in recipe.options().items()),
+            *(_parameter(n, f, argument) for n, f in kind.options().items()),
         ]
         if out is not None:
-            kind: Any = Path if required else Path | None
-            place = Annotated[kind, typer.Option("-o", "--out", help=out)]
+            path: Any = Path if required else Path | None
+            place = Annotated[path, typer.Option("-o", "--out", help=out)]
             own.append(_keyword("out", place, inspect.Parameter.empty if required else None))
+        if force if force is not None else out is not None:
             own.append(_keyword("force", ForceFlag, False))
         own += [
-            _keyword(n, kind, False if get_args(kind)[0] is bool else None)
-            for n, kind in extra.items()
+            _keyword(n, hint, False if get_args(hint)[0] is bool else None)
+            for n, hint in extra.items()
         ]
         own.append(_keyword("as_json", JsonFlag, False))
         command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -102,19 +105,19 @@ def recipe_command(
     return decorate
 
 
-def read_options(recipe: type[Recipe], values: Mapping[str, Any]) -> Any:
-    """The recipe of the options given on the command line."""
+def read_options(kind: type[Options], values: Mapping[str, Any]) -> Any:
+    """The options given on the command line, checked."""
     stated: dict[str, Any] = {}
     for name, value in values.items():
-        if _is_limit(name, recipe.options()[name]):
+        if _is_limit(name, kind.options()[name]):
             stated[name] = one_limit(name, value)
         else:
             stated[name] = tuple(value) if isinstance(value, list) else value
     try:
-        return recipe.model_validate(stated)
+        return kind.model_validate(stated)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
-        problem = first_problem(error, recipe, {})
+        problem = first_problem(error, kind, {})
         raise HeadwiseError(problem.replace(name, flag(name), 1) if name else problem) from error
 
 

@@ -12,7 +12,7 @@ import typer
 
 from headwise.artifacts import check_output, write_text
 from headwise.cli.console import command_line, draw, say, show, table
-from headwise.cli.options import Common, ForceFlag, JsonFlag, PlotFile, recipe_command
+from headwise.cli.options import Common, ForceFlag, JsonFlag, PlotFile, options_command
 from headwise.errors import BudgetError
 from headwise.plan import RESOURCE_NAMES, RESOURCES, LayerPlan, Plan
 from headwise.planning.cost import cost as plan_cost
@@ -40,7 +40,7 @@ Pareto = Annotated[
 
 
 @app.command()
-@recipe_command(NewPlanRecipe, out="Write the plan here.", argument=None, required=False)
+@options_command(NewPlanRecipe, out="Write the plan here.", argument=None, required=False)
 def new(recipe: NewPlanRecipe, common: Common) -> None:
     """Design a plan for a new model under one or several budgets.
 
@@ -53,7 +53,7 @@ def new(recipe: NewPlanRecipe, common: Common) -> None:
 
 
 @app.command()
-@recipe_command(DesignRecipe, out="Write the plan here.", argument=None, required=True)
+@options_command(DesignRecipe, out="Write the plan here.", argument=None, required=True)
 def design(recipe: DesignRecipe, common: Common) -> None:
     """Design a plan by small proxies trained on your text at your context, in minutes.
 
@@ -218,7 +218,7 @@ def _bar(width: int, widest: int) -> str:
 
 
 @app.command()
-@recipe_command(
+@options_command(
     FitRecipe, out="Write the plan here.", argument="profile", required=False, pareto=Pareto
 )
 def fit(recipe: FitRecipe, common: Common) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import headwise as hw
 from headwise.cli.console import say, show
-from headwise.cli.options import Common, recipe_command
+from headwise.cli.options import Common, options_command
 from headwise.errors import StoppedError
 from headwise.recipe import RecoverRecipe
 
 
-@recipe_command(RecoverRecipe, out="The recovered model's folder.")
+@options_command(RecoverRecipe, out="The recovered model's folder.")
 def recover(recipe: RecoverRecipe, common: Common) -> None:
     """Train the attention of a cut model on the predictions of the dense one.
 

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 import headwise as hw
 from headwise.artifacts import check_output
 from headwise.cli.console import quiet_transformers, show
-from headwise.cli.options import ForceFlag, JsonFlag
+from headwise.cli.options import Common, options_command
+from headwise.recipe import ReportOptions
 
 
-def report(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="A cut model, a profile, a training run or a comparison.", show_default=False
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("-o", "--out", help="The page.", show_default=True)
-    ] = Path("report.html"),
-    profile: Annotated[
-        Path | None, typer.Option(help="The cut model's profile [RUN.profile, if it is there].")
-    ] = None,
-    compare: Annotated[
-        Path | None, typer.Option(help="Also show this comparison (`headwise compare`).")
-    ] = None,
-    samples: Annotated[bool, typer.Option(help="Let a trained model write a few lines.")] = True,
-    force: ForceFlag = False,
-    json: JsonFlag = False,
-) -> None:
+@options_command(ReportOptions, out="The page [report.html].", argument="run", required=False)
+def report(asked: ReportOptions, common: Common) -> None:
     """Write one self-contained HTML page: figures, charts, warnings, where it came from.
 
     Example: headwise report smaller -o report.html
     """
-    check_output(output, force=force)
-    if samples and (run / "model").is_dir():
+    page = common.out or Path("report.html")
+    check_output(page, force=common.force)
+    if asked.samples and (Path(asked.run) / "model").is_dir():
         quiet_transformers()
-    hw.report(run, output, force=force, profile=profile, compare=compare, samples=samples)
-    document = {"report": str(output), "bytes": output.stat().st_size}
-    show(document, as_json=json, render=f"Wrote {output}.")
+    how = {name: value for name, value in asked.stated.items() if name != "run"}
+    hw.report(asked.run, page, force=common.force, **how)
+    document = {"report": str(page), "bytes": page.stat().st_size}
+    show(document, as_json=common.as_json, render=f"Wrote {page}.")

@@ -4,71 +4,51 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from headwise.cli.console import say, show, shown, table
-from headwise.cli.options import JsonFlag
+from headwise.cli.options import Common, options_command
 from headwise.errors import HeadwiseError
 from headwise.papers.claims import choose_claims, known_claims
 from headwise.papers.harness.pages import ReproduceReport
-from headwise.papers.harness.runner import RunRequest, redraw
+from headwise.papers.harness.runner import ReproduceOptions, RunRequest, redraw
 from headwise.papers.harness.runner import reproduce as run_trials
 from headwise.papers.harness.workers import LocalPool, Pool, RayPool
 
 
-def reproduce(
-    claims: Annotated[list[str] | None, typer.Argument(help="Claims to test, by id [all].")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the results.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Toy sizes: minutes instead of about a day.")
-    ] = False,
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Random seeds to repeat each experiment with [3 quick, 5 full]."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Trials to run in parallel [cores].")] = None,
-    ray: Annotated[
-        str | None, typer.Option("--ray", help="Run on Ray: the address of a cluster, or local.")
-    ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the claims and exit.")] = False,
-    draw: Annotated[
-        bool, typer.Option("--draw", help="Only redraw what the folder holds; run nothing.")
-    ] = False,
-    as_json: JsonFlag = False,
-) -> None:
+@options_command(
+    ReproduceOptions, out="Folder for the results.", argument="claims", required=False, force=False
+)
+def reproduce(asked: ReproduceOptions, common: Common) -> None:
     """Run the papers' experiments and judge each claim: it holds, holds in part, or does not.
 
     Run the same command again to resume after a stop: finished trials are never run twice.
 
     Example: headwise reproduce bound-curve four-gram --quick -o results
     """
-    if listing:
-        _list(claims or [], as_json=as_json)
+    out = common.out
+    if asked.list_:
+        _list(asked.claims, as_json=common.as_json)
         return
     if out is None:
         raise HeadwiseError("reproduce needs a folder for its results; give one with -o.")
-    if draw and (claims or quick or any(x is not None for x in (seeds, workers, ray))):
+    if asked.draw and asked.stated.keys() - {"draw"}:
         raise HeadwiseError("--draw draws all that the folder holds; give it only -o.")
-    report = (
-        redraw(out, known_claims())
-        if draw
-        else _run(claims or [], out, quick, seeds, _pool(workers, ray))
-    )
+    report = redraw(out, known_claims()) if asked.draw else _run(asked, out)
     rows = [
         (c.id, c.verdict, c.measured, str(len(c.seeds)), str(c.missing) if c.missing else "")
         for c in report.claims
     ]
     found = table("Claims", ("claim", "verdict", "measured", ">seeds", ">missing"), rows)
     document = {"folder": str(out), **report.model_dump(mode="json")}
-    show(document, as_json=as_json, render=found)
+    show(document, as_json=common.as_json, render=found)
     say(f"Wrote {out / 'index.html'}, table.md, results.json and figures.")
-    if not draw:
-        _fail_if_trials_failed(claims or [], report)
+    if not asked.draw:
+        _fail_if_trials_failed(asked.claims, report)
 
 
-def _fail_if_trials_failed(chosen: list[str], report: ReproduceReport) -> None:
+def _fail_if_trials_failed(chosen: tuple[str, ...], report: ReproduceReport) -> None:
     """Exit with 1 if a trial of this request failed; what this machine lacks is no failure."""
     mine = [claim for claim in report.claims if not chosen or claim.id in chosen]
     failed = sum(not f.unavailable for claim in mine for f in claim.failures)
@@ -77,10 +57,11 @@ def _fail_if_trials_failed(chosen: list[str], report: ReproduceReport) -> None:
         raise typer.Exit(1)
 
 
-def _run(ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool) -> ReproduceReport:
+def _run(asked: ReproduceOptions, out: Path) -> ReproduceReport:
     import headwise.reporting.charts  # noqa: F401  (a missing extra is reported before the long work)
 
-    request = RunRequest(choose_claims(ids), "quick" if quick else "full", seeds)
+    claims, pool = choose_claims(asked.claims), _pool(asked.workers, asked.ray)
+    request = RunRequest(claims, "quick" if asked.quick else "full", asked.seeds)
     with shown() as bar:
 
         def progress(what: str, done: int, total: int) -> None:
@@ -94,8 +75,6 @@ def _run(ids: list[str], out: Path, quick: bool, seeds: int | None, pool: Pool) 
 
 
 def _pool(workers: int | None, ray: str | None) -> Pool:
-    if workers is not None and workers < 1:
-        raise HeadwiseError(f"--workers must be at least 1, got {workers}.")
     if workers is not None and ray not in (None, "local"):
         raise HeadwiseError(
             f"--workers is for this machine, but trials go to {ray}, which runs as many as it has "
@@ -105,7 +84,7 @@ def _pool(workers: int | None, ray: str | None) -> Pool:
     return RayPool(ray, count) if ray else LocalPool(count)
 
 
-def _list(ids: list[str], *, as_json: bool) -> None:
+def _list(ids: tuple[str, ...], *, as_json: bool) -> None:
     names = ("id", "statement", "source")
     rows = [(claim.id, claim.statement, claim.source) for claim in choose_claims(ids)]
     document = {"claims": [dict(zip(names, row, strict=True)) for row in rows]}

@@ -8,7 +8,7 @@ import typer
 
 import headwise as hw
 from headwise.cli.console import command_line, quiet_transformers, say, show, shown
-from headwise.cli.options import Common, recipe_command
+from headwise.cli.options import Common, options_command
 from headwise.recipe import TrainRecipe
 
 Resume = Annotated[
@@ -16,7 +16,7 @@ Resume = Annotated[
 ]
 
 
-@recipe_command(TrainRecipe, out="The run's folder.", argument="plan", resume=Resume)
+@options_command(TrainRecipe, out="The run's folder.", argument="plan", resume=Resume)
 def train(recipe: TrainRecipe, common: Common) -> None:
     """Train a plan's model from scratch; under torchrun, on several processes.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from headwise.cli.console import say, show, table
-from headwise.cli.options import Common, recipe_command
+from headwise.cli.options import Common, options_command
 from headwise.measure.record import (
     SIZE_NAMES,
     ImageQuality,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MISSED = 1  # the exit code when the work was done, but a target was missed
 
 
-@recipe_command(VerifyRecipe, out="Also write the JSON document here.", required=False)
+@options_command(VerifyRecipe, out="Also write the JSON document here.", required=False)
 def verify(recipe: VerifyRecipe, common: Common) -> None:
     """Measure a cut model against its source; exit code 1 means that a target was missed.
 

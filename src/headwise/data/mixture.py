@@ -1,4 +1,4 @@
-"""Text of several kinds, each with a weight: what a cut is calibrated on and recovered with.
+"""Text of several kinds, each with a weight: what a model is calibrated on or trained with.
 
     --text notes.txt --text 0.5:code.txt         notes twice as many tokens as code
     --text builtin:mixed                         the built-in texts, one of each kind
@@ -54,9 +54,14 @@ class Mixture:
     shares: tuple[Share, ...]
 
     @property
-    def source(self) -> str:
+    def names(self) -> tuple[str, ...]:
         """The texts' names, with the weights that are not 1."""
-        return " + ".join(_written(s.text.source, s.weight) for s in self.shares)
+        return tuple(_written(s.text.source, s.weight) for s in self.shares)
+
+    @property
+    def source(self) -> str:
+        """The texts' names in one line."""
+        return " + ".join(self.names)
 
     @property
     def sha256(self) -> str:
@@ -95,22 +100,22 @@ class Mixture:
         return Mixture(tuple(kept)), tuple(held_out)
 
 
-def as_mixture(text: Mixture | Text | str | Sequence[str]) -> Mixture:
-    """A mixture of whatever names or holds text."""
+def as_mixture(text: Mixture | Text | str | Sequence[str], max_chars: int | None = None) -> Mixture:
+    """A mixture of whatever names or holds text; of names, the first `max_chars` of each text."""
     if isinstance(text, Mixture):
         return text
     if isinstance(text, Text):
         return Mixture((Share(text),))
-    return read_mixture((text,) if isinstance(text, str) else text)
+    return read_mixture((text,) if isinstance(text, str) else text, max_chars)
 
 
-def read_mixture(names: Sequence[str]) -> Mixture:
+def read_mixture(names: Sequence[str], max_chars: int | None = None) -> Mixture:
     """The texts of these names; each may begin with a weight and a colon."""
     shares = []
     for given in names:
         name, weight = _name_and_weight(given)
         kinds = [f"builtin:{kind}" for kind in MIXED_KINDS] if name == MIXED else [name]
-        shares += [Share(read_source(kind), weight / len(kinds)) for kind in kinds]
+        shares += [Share(read_source(kind, max_chars), weight / len(kinds)) for kind in kinds]
     if not shares:
         raise HeadwiseError("at least one text is needed, got none; give --text.")
     _refuse_repeats(shares)

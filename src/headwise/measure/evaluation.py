@@ -1,4 +1,4 @@
-"""How well one model predicts a text, as a record.
+"""How well one model predicts texts, as a record.
 
 A causal model is scored on every next token: nats per token, perplexity, bits per byte. A model
 that sees ahead would read the answer, so it is scored on masked tokens: nats and accuracy.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -48,32 +49,38 @@ class MaskedTokens(Frozen):
     window: int
 
 
-class Evaluation(Record):
-    """A text scored by a model."""
+class ScoredText(Frozen):
+    """A text and its score."""
 
-    format: Literal["headwise-eval/1"] = "headwise-eval/1"
-    model: str
-    text: str
-    text_sha256: str
+    source: str
+    sha256: str
     score: Annotated[NextTokens | MaskedTokens, Field(discriminator="objective")]
+
+
+class Evaluation(Record):
+    """Texts scored by a model; there is at least one."""
+
+    format: Literal["headwise-eval/2"] = "headwise-eval/2"
+    model: str
+    texts: tuple[ScoredText, ...] = Field(min_length=1)
     dtype: str
     device: str
     seconds: float
 
     @property
     def nll(self) -> float:
-        """Nats per scored token."""
-        return self.score.nll
+        """Nats per scored token of the first text."""
+        return self.texts[0].score.nll
 
     @property
     def perplexity(self) -> float | None:
-        """e to the nats per token; None if it is infinite, or for an encoder, which has none."""
-        return getattr(self.score, "perplexity", None)
+        """Of the first text; None if it is infinite, or for an encoder, which has none."""
+        return getattr(self.texts[0].score, "perplexity", None)
 
 
 def evaluate_model(
     source: Source,
-    text: Text,
+    texts: Sequence[Text],
     *,
     tokens: int | None = None,
     window: int | None = None,
@@ -82,26 +89,26 @@ def evaluate_model(
     dtype: Dtype = "auto",
     progress: Progress = silent,
 ) -> Evaluation:
-    """Score a text with a causal model, or its masked tokens with an encoder."""
+    """Score texts with a causal model, or their masked tokens with an encoder."""
     _ = source.tokenizer  # a missing tokenizer is reported before the weights are read
     started = time.perf_counter()
     task = _masked_task(source, stride) if source.sees_ahead else "causal-lm"
     model: Any = source.load(task, device=device, dtype=dtype)
     size = window_of(model, window)
-    score: NextTokens | MaskedTokens
-    if source.sees_ahead:
-        stream = token_stream(source.tokenizer, text.documents, most=tokens)
-        masking = masking_of(source.tokenizer, model.get_input_embeddings().weight.size(0))
-        score = _masked(masked_score(model, stream, masking, window=size, progress=progress))
-    else:
+
+    def score(text: Text) -> NextTokens | MaskedTokens:
+        if source.sees_ahead:
+            stream = token_stream(source.tokenizer, text.documents, most=tokens)
+            masking = masking_of(source.tokenizer, model.get_input_embeddings().weight.size(0))
+            return _masked(masked_score(model, stream, masking, window=size, progress=progress))
         stream, n_bytes = scored_stream(source.tokenizer, text, tokens)
         found = likelihood(model, stream, window=size, stride=stride, progress=progress)
-        score = _next(found, n_bytes)
+        return _next(found, n_bytes)
+
+    scored = [ScoredText(source=t.source, sha256=t.sha256, score=score(t)) for t in texts]
     return Evaluation(
         model=source.name,
-        text=text.source,
-        text_sha256=text.sha256,
-        score=score,
+        texts=tuple(scored),
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
         seconds=round(time.perf_counter() - started, 3),

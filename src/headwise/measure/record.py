@@ -333,7 +333,7 @@ def read_verification(folder: Path) -> Verification | None:
 class Targets:
     """Limits that a cut model must keep; None: no limit."""
 
-    max_ratio: float | None = None  # perplexity ÷ dense on the first text
+    max_ratio: float | None = None  # perplexity ÷ dense on every text of the calibration domain
     max_other_ratio: float | None = None  # the same on every other text
     min_agreement: float | None = None  # of the top token, or of the top class
     min_cosine: float | None = None  # mean over the sentences or images
@@ -350,11 +350,13 @@ class Targets:
     def judge(self, texts: Sequence[Quality], size: SizeChanges) -> tuple[TargetResult, ...]:
         """Each limit beside what was measured."""
         found: list[TargetResult] = []
+        own = [text for text in texts if text.role == "calibration domain"]
+        others = [text for text in texts if text.role == "other text"]
         for name, figure, judged in (
-            ("max_ratio", "ratio", texts[:1]),
-            ("max_other_ratio", "ratio", texts[1:]),
-            ("min_agreement", "top_agreement", texts[:1]),
-            ("min_cosine", "cosine", texts[:1]),
+            ("max_ratio", "ratio", own),
+            ("max_other_ratio", "ratio", others),
+            ("min_agreement", "top_agreement", own),
+            ("min_cosine", "cosine", own),
         ):
             limit: float | None = getattr(self, name)
             if limit is None:

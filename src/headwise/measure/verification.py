@@ -81,19 +81,20 @@ def verify(
     texts: str | Text | Images | Sequence[str | Text | Images],
     settings: VerifySettings | None = None,
     *,
+    others: Sequence[str | Text] = (),
     targets: Targets | None = None,
     progress: Progress = silent,
 ) -> Verification:
     """Measure a cut model against the model it was cut from.
 
-    The first text (or set of images) is of the kind the model was calibrated on; the others show
+    `texts` (or a set of images) are of the kinds that the model was calibrated on; the others show
     what the cut costs elsewhere. A missed target is not an error: see `met` and `targets`.
     """
     settings, targets = settings or VerifySettings(), targets or Targets()
     given = [texts] if isinstance(texts, str | Text | Images) else list(texts)
     if not given:
         raise HeadwiseError("a verification needs at least one text or set of images; give one.")
-    sources = [read_source(text) if isinstance(text, str) else text for text in given]
+    sources = [read_source(text) if isinstance(text, str) else text for text in (*given, *others)]
     parse_bytes(settings.memory)  # a wrong amount is told before the long work
     asked = tasks_asked(settings.tasks, settings.task_data, settings.task_limit)
     model, reference = (
@@ -118,6 +119,7 @@ def verify(
             (model, reference),
             sources,
             settings,
+            n_own=len(given),
             asked=asked,
             targets=targets,
             seen=seen,
@@ -131,6 +133,7 @@ def _verification(
     sources: Sequence[Text | Images],
     settings: VerifySettings,
     *,
+    n_own: int,
     asked: Sequence[TaskAsked],
     targets: Targets,
     seen: frozenset[str],
@@ -142,7 +145,7 @@ def _verification(
         facts = {
             "source": source.source,
             "sha256": source.sha256,
-            "role": "other text" if i else "calibration domain",
+            "role": "calibration domain" if i < n_own else "other text",
             "is_calibration_text": source.sha256 in seen,
         }
         qualities.append(_quality(pair, source, facts, settings, progress))

@@ -152,17 +152,9 @@ class MaskedBatches:
     """Called with a step, gives its global batch: windows with masked tokens, and their labels."""
 
     def __init__(
-        self,
-        tokens: Integer[np.ndarray, " n"],
-        masking: Masking,
-        *,
-        context: int,
-        batch_size: int,
-        seed: int,
+        self, windows: WindowBatches | MixedBatches, masking: Masking, *, seed: int
     ) -> None:
-        inside = masking.inside(context)
-        self.text = WindowBatches(tokens, context=inside, batch_size=batch_size, seed=seed)
-        self.masking, self.seed = masking, seed
+        self.text, self.masking, self.seed = windows, masking, seed
 
     def __call__(self, step: int) -> Batch:
         """The global batch of a step; a window that comes again is masked anew."""

@@ -4,7 +4,8 @@ RUN/run.json          settings, text, versions, command, status
     recipe.yaml       the options of the run (`headwise run` starts it again)
     plan.json         the plan, with the vocabulary size the run uses
     tokenizer/        the tokenizer, as Hugging Face writes it
-    tokens/           the token streams: train.npy, held-out.npy
+    tokens/           the token streams: train.npy and held-out.npy, with a number for each text
+                      where there are several
     metrics.jsonl     one row per step
     checkpoints/      step-00000100/ …, the newest few
     model/            the finished model, for AutoModelForCausalLM or, of an encoder,
@@ -22,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,9 @@ from pydantic import Field, JsonValue
 
 from headwise.artifacts import atomic_folder, sha256, write_text
 from headwise.data.masking import Masking, masking_of
-from headwise.data.split import held_out_split
-from headwise.data.text import Text, read_source
+from headwise.data.mixture import Mixture, as_mixture, read_mixture, text_name
+from headwise.data.split import Split, held_out_split
+from headwise.data.text import Text
 from headwise.data.tokens import DEFAULT_VOCAB, load_tokenizer, token_stream, trained_tokenizer
 from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError, OutputError, quoted
@@ -44,10 +46,10 @@ from headwise.runs import RUN, Status, read_run, resume_in_place, update_run
 from headwise.training.batches import (
     Batch,
     MaskedBatches,
-    WindowBatches,
     held_out_batches,
     masked_held_out,
     masked_token_loss,
+    mixed_batches,
     next_token_loss,
 )
 from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
@@ -66,16 +68,20 @@ if TYPE_CHECKING:
 
 KIND = "train"
 IMAGE_FAMILIES = ("vit",)
-STREAMS = ("train.npy", "held-out.npy")
 _ADVICE = "start again with --force, or give another folder"
 
 
 class TextInput(Frozen):
-    """Which text, and how much of it."""
+    """Which texts with which weights, and how much of each."""
 
-    source: str
+    sources: tuple[str, ...]
     max_chars: int | None
     sha256: str
+
+    @property
+    def source(self) -> str:
+        """The texts in one line."""
+        return " + ".join(self.sources)
 
 
 class TokenizerInput(Frozen):
@@ -95,7 +101,7 @@ class TrainInputs(Frozen):
 
 
 class TextDetails(Frozen):
-    """What was found in the text."""
+    """What was found in the texts."""
 
     documents: int
     characters: int
@@ -111,6 +117,7 @@ class TrainDetails(Frozen):
     text: TextDetails
     special_tokens: dict[str, int | None]
     tokens_sha256: dict[str, str]
+    weights: tuple[float, ...] = (1.0,)  # of the texts
     masking: Masking | None = None  # of a model that sees ahead
     last: StepRecord | None = None  # the newest step, when the run has ended
     reason: str | None = None  # why it diverged
@@ -139,7 +146,7 @@ class TrainResult:
 
 def train(
     plan: Plan | Path | str,
-    text: Text | str,
+    text: Mixture | Text | str | Sequence[str],
     out: Path | str,
     *,
     settings: TrainSettings | None = None,
@@ -152,9 +159,10 @@ def train(
     beginning: Callable[[Path], None] | None = None,
     command: str = "",
 ) -> TrainResult:
-    """Train the plan's model from scratch on a text, or resume the run of the same inputs in `out`.
+    """Train the plan's model from scratch on text, or resume the run of the same inputs in `out`.
 
-    `text` is a file, a folder, hub:owner/name or builtin:python; `tokenizer` is a Hugging Face
+    `text` is one or several of file, folder, hub:owner/name or builtin:python, each with a weight
+    if it should not count as much as the others (0.5:code.txt); `tokenizer` is a Hugging Face
     folder or a tokenizer.json (default: one is trained on the text, with `vocab_size` tokens). A
     finished run of the same inputs is left as it is; one of other inputs is replaced with `force`.
     `beginning` may add files to a new run's folder. Under torchrun all processes call this, and
@@ -166,12 +174,12 @@ def train(
             f"a {plan.shape.family} model reads images and cannot be trained on a text; give the "
             "plan of a text model."
         )
-    text = text if isinstance(text, Text) else read_source(text, max_chars)
+    text = as_mixture(text, max_chars)
     resolved = (settings or TrainSettings()).on_this_machine(plan.shape.context)
     inputs = TrainInputs(
         settings=resolved.to_dict(),
         plan_sha256=plan_hash(plan),
-        text=TextInput(source=text.source, max_chars=max_chars, sha256=text.sha256),
+        text=TextInput(sources=text.names, max_chars=max_chars, sha256=text.sha256),
         tokenizer=TokenizerInput(source=tokenizer, vocab_size=vocab_size),
     )
     request = _Request(Path(out), inputs, plan, text, force, command, beginning)
@@ -183,7 +191,7 @@ def resume_training(
     settings: Mapping[str, Any] | None = None,
     *,
     plan: Plan | Path | str | None = None,
-    text: str | None = None,
+    text: Sequence[str] = (),
     tokenizer: str | None = None,
     vocab_size: int | None = None,
     max_chars: int | None = None,
@@ -206,7 +214,7 @@ def resume_training(
     new = replace(old, **(settings or {}))
     assert old.context is not None
     given = None if plan is None else plan if isinstance(plan, Plan) else read_plan(plan)
-    text_changes = {"source": text, "max_chars": max_chars}
+    text_changes = {"sources": tuple(text) or None, "max_chars": max_chars}
     tokenizer_changes = {"source": tokenizer, "vocab_size": vocab_size}
     inputs = TrainInputs(
         settings=new.on_this_machine(old.context).to_dict(),
@@ -267,7 +275,7 @@ class _Request:
     out: Path
     inputs: TrainInputs
     plan: Plan | None = None
-    text: Text | None = None
+    text: Mixture | None = None
     force: bool = False
     command: str = ""
     beginning: Callable[[Path], None] | None = None
@@ -308,7 +316,10 @@ def _begin(
         KIND,
         request.inputs.model_dump(mode="json"),
         force=request.force,
-        reads=[request.inputs.text.source, request.inputs.tokenizer.source or ""],
+        reads=[
+            *(text_name(given) for given in request.inputs.text.sources),
+            request.inputs.tokenizer.source or "",
+        ],
         free=FREE_ON_RESUME,
         command=request.command,
     )
@@ -334,35 +345,53 @@ def _prepare(request: _Request, built: list[Any], progress: Progress) -> TrainDe
         )
     settings, folder = request.settings, RunFolder(request.out)
     text = request.text or _read_again(request.inputs.text)
-    split = held_out_split(text.documents, settings.split)
-    tokenizer, plan = fitted_tokenizer(request.plan, request.inputs.tokenizer, split.train)
+    splits = [held_out_split(one.documents, settings.split) for one in text.texts]
+    documents = tuple(document for split in splits for document in split.train)
+    tokenizer, plan = fitted_tokenizer(request.plan, request.inputs.tokenizer, documents)
     check_context(plan, settings)
 
-    streams = [token_stream(tokenizer, part, progress) for part in (split.train, split.held_out)]
+    train_streams, held_out = (
+        [token_stream(tokenizer, part, progress) for part in parts]
+        for parts in ([s.train for s in splits], [s.held_out for s in splits])
+    )
     masking = None if plan.shape.causal else masking_of(tokenizer, plan.shape.vocab_size)
-    _batches(streams[0], settings, masking)  # long enough?
+    _batches(train_streams, text.weights, settings, masking)  # long enough?
     tokens = special_tokens(tokenizer)
     built.append(_build(plan, tokens, settings))
     with atomic_folder(folder.tokenizer, force=True, inside=True) as path:
         tokenizer.save_pretrained(path)
+    streams = dict(zip(stream_names(len(splits)), (*train_streams, *held_out), strict=True))
     with atomic_folder(folder.tokens, force=True, inside=True) as path:
-        for name, stream in zip(STREAMS, streams, strict=True):
+        for name, stream in streams.items():
             np.save(path / name, stream)
     write_text(folder.plan, plan.to_json(), force=True)
     if request.beginning is not None:
         request.beginning(folder.path)
     return TrainDetails(
-        text=TextDetails(
-            documents=len(text.documents),
-            characters=text.characters,
-            skipped_files=text.skipped,
-            split=split.rule,
-            train_tokens=len(streams[0]),
-            held_out_tokens=len(streams[1]),
-        ),
+        text=_text_details(text, splits, sum(map(len, train_streams)), sum(map(len, held_out))),
         special_tokens=tokens,
-        tokens_sha256={name: sha256(folder.tokens / name) for name in STREAMS},
+        tokens_sha256={name: sha256(folder.tokens / name) for name in streams},
+        weights=text.weights,
         masking=masking,
+    )
+
+
+def stream_names(n_texts: int) -> tuple[str, ...]:
+    """The files of the token streams: those to train on, then those held out."""
+    numbers = [""] if n_texts == 1 else [f"-{i}" for i in range(n_texts)]
+    return tuple(f"{part}{number}.npy" for part in ("train", "held-out") for number in numbers)
+
+
+def _text_details(
+    text: Mixture, splits: Sequence[Split], train_tokens: int, held_out_tokens: int
+) -> TextDetails:
+    return TextDetails(
+        documents=sum(len(one.documents) for one in text.texts),
+        characters=sum(one.characters for one in text.texts),
+        skipped_files=sum(one.skipped for one in text.texts),
+        split=", ".join(dict.fromkeys(split.rule for split in splits)),
+        train_tokens=train_tokens,
+        held_out_tokens=held_out_tokens,
     )
 
 
@@ -373,8 +402,8 @@ def _describe_text(text: TextInput, found: TextDetails) -> str:
     )
 
 
-def _read_again(wanted: TextInput) -> Text:
-    text = read_source(wanted.source, wanted.max_chars)
+def _read_again(wanted: TextInput) -> Mixture:
+    text = read_mixture(wanted.sources, wanted.max_chars)
     if text.sha256 != wanted.sha256:
         raise HeadwiseError(
             f"{wanted.source} has changed since the run was started; restore it, or start again "
@@ -409,23 +438,25 @@ def _job(
     model = built.pop() if built else None
     if model is None:
         model = _build(read_plan(folder.plan), details.special_tokens, settings)
-    train_tokens, held_out = (np.load(folder.tokens / name, mmap_mode="r") for name in STREAMS)
-    masking, sizes = (
-        details.masking,
-        {
-            "context": settings.context,
-            "batch_size": max(1, settings.batch_size // settings.accumulate),
-            "most": settings.eval_windows,
-        },
-    )
+    n_texts, masking = len(details.weights), details.masking
+    streams = [np.load(folder.tokens / name, mmap_mode="r") for name in stream_names(n_texts)]
+    sizes = {
+        "context": settings.context,
+        "batch_size": max(1, settings.batch_size // settings.accumulate),
+        "most": max(1, settings.eval_windows // n_texts),
+    }
+    held_out = [
+        held_out_batches(stream, **sizes)
+        if masking is None
+        else masked_held_out(stream, masking, **sizes)
+        for stream in streams[n_texts:]
+    ]
     return TrainingJob(
         model=model,
         loss=next_token_loss if masking is None else masked_token_loss,
-        batches=_batches(train_tokens, settings, masking),
+        batches=_batches(streams[:n_texts], details.weights, settings, masking),
         settings=settings,
-        held_out=held_out_batches(held_out, **sizes)
-        if masking is None
-        else masked_held_out(held_out, masking, **sizes),
+        held_out=tuple(batch for batches in held_out for batch in batches),
     )
 
 
@@ -472,13 +503,16 @@ def _save_model(model: Any, folder: RunFolder) -> None:
 
 
 def _batches(
-    tokens: np.ndarray, settings: TrainSettings, masking: Masking | None
+    streams: Sequence[np.ndarray],
+    weights: Sequence[float],
+    settings: TrainSettings,
+    masking: Masking | None,
 ) -> Callable[[int], Batch]:
     assert settings.context is not None
-    sizes = {"context": settings.context, "batch_size": settings.batch_size, "seed": settings.seed}
-    if masking is None:
-        return WindowBatches(tokens, **sizes)
-    return MaskedBatches(tokens, masking, **sizes)
+    context = settings.context if masking is None else masking.inside(settings.context)
+    sizes = {"context": context, "batch_size": settings.batch_size, "seed": settings.seed}
+    windows = mixed_batches(streams, weights, **sizes)
+    return windows if masking is None else MaskedBatches(windows, masking, seed=settings.seed)
 
 
 def _build(plan: Plan, tokens: dict[str, int | None], settings: TrainSettings) -> Any:

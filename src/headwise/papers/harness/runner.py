@@ -32,9 +32,24 @@ from headwise.papers.harness.pages import ReproduceReport, duration, versions_of
 from headwise.papers.harness.store import Failure, ReproduceInputs, Store, StoredTrial
 from headwise.papers.harness.workers import Pool
 from headwise.progress import Progress, silent
+from headwise.recipe import Names, Options, option
 
 DEFAULT_SEEDS: dict[Size, int] = {"quick": 3, "full": 5}
 Claims = Mapping[str, Claim]  # by id
+
+
+class ReproduceOptions(Options):
+    """The options of `headwise reproduce`."""
+
+    claims: Names = option((), "Claims to test, by id [all].")
+    quick: bool = option(False, "Toy sizes: minutes instead of about a day.")
+    seeds: int | None = option(
+        None, "Random seeds to repeat each experiment with [3 quick, 5 full].", ge=1
+    )
+    workers: int | None = option(None, "Trials to run in parallel [cores].", ge=1)
+    ray: str | None = option(None, "Run on Ray: the address of a cluster, or local.")
+    list_: bool = option(False, "List the claims and exit.")
+    draw: bool = option(False, "Only redraw what the folder holds; run nothing.")
 
 
 @dataclass(frozen=True, slots=True)
