@@ -141,6 +141,8 @@ def _parameter(name: str, field: FieldInfo, argument: str | None) -> inspect.Par
     default = inspect.Parameter.empty if field.is_required() else field.default
     help_text = field.description or ""
     kind = _typer_type(name, field)
+    if isinstance(default, tuple):
+        default = ",".join(f"{value:g}" for value in default) or None
     if name == argument:
         return _keyword(
             name, Annotated[kind, typer.Argument(help=help_text, show_default=False)], default
@@ -150,8 +152,6 @@ def _parameter(name: str, field: FieldInfo, argument: str | None) -> inspect.Par
     if kind is bool:
         names = (flag(name),) if default is False else (f"{flag(name)}/--no-{flag(name)[2:]}",)
         option = typer.Option(*names, help=help_text)
-    if isinstance(default, tuple):
-        default = ",".join(f"{value:g}" for value in default) or None
     return _keyword(name, Annotated[kind, option], default)
 
 
