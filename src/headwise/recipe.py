@@ -108,7 +108,7 @@ def option(default: Any, help_text: str, **rules: Any) -> Any:
     return Field(default, description=help_text, **rules)
 
 
-class Options(Frozen):
+class CommandOptions(Frozen):
     """The options of a command, with their defaults, help and checks.
 
     To add an option, add a field here or to one of the groups below: the Python keyword, the key in
@@ -136,7 +136,7 @@ class Options(Frozen):
             raise HeadwiseError(_problem(error, cls)) from error
 
 
-class Recipe(Options, Record):
+class Recipe(CommandOptions, Record):
     """Options that say a whole run, so that `headwise run` can do it from a file."""
 
     format: Literal["headwise-recipe/1"] = RECIPE_FORMAT
@@ -603,7 +603,7 @@ class GenerateRecipe(OnDevice):
     seed: int = option(0, "Random seed for sampling.", ge=0, lt=2**63)
 
 
-class ReportOptions(Options):
+class ReportOptions(CommandOptions):
     """One page about a folder that headwise wrote."""
 
     run: Name = option(..., "A cut model, a profile, a training run or a comparison.")
@@ -614,7 +614,7 @@ class ReportOptions(Options):
     samples: bool = option(True, "Show a few samples that a trained model generates.")
 
 
-class ExploreOptions(Options):
+class ExploreOptions(CommandOptions):
     """Budgets on a profile, tried with sliders."""
 
     profile: Name = option(..., "A profile folder.")
@@ -628,7 +628,7 @@ class ExploreOptions(Options):
     batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
 
 
-class TokenOptions(Options):
+class TokenOptions(CommandOptions):
     """What the theory is told about tokens: their width, or vectors to measure."""
 
     width: int = option(..., "Total width D, the sum of all head widths.")
@@ -654,7 +654,7 @@ class AllocateOptions(TokenOptions):
     kernel: Numbers = option(..., "Weight of each lag, such as 1,1,1,1.")
 
 
-class AdviseOptions(Options):
+class AdviseOptions(CommandOptions):
     """One configuration to judge."""
 
     d_model: int = option(..., "Model width.")
@@ -720,12 +720,12 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
     write_text(folder / RECIPE, recipe.to_yaml(), force=True)
 
 
-def _fields(recipe: Options, settings: Any) -> dict[str, Any]:
+def _fields(recipe: CommandOptions, settings: Any) -> dict[str, Any]:
     """What a recipe says of the fields of a settings class."""
     return {n: getattr(recipe, n) for n in settings.__dataclass_fields__ if n in recipe.options()}
 
 
-def _problem(error: ValidationError, kind: type[Options]) -> str:
+def _problem(error: ValidationError, kind: type[CommandOptions]) -> str:
     return first_problem(error, kind, {})
 
 

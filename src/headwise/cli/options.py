@@ -24,7 +24,7 @@ import headwise as hw
 from headwise.cli.console import command_line, quiet_transformers, shown
 from headwise.errors import BudgetError, HeadwiseError
 from headwise.plan import RESOURCES, Limit
-from headwise.recipe import Numbers, Options, Recipe
+from headwise.recipe import CommandOptions, Numbers, Recipe
 from headwise.records import first_problem
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -54,7 +54,7 @@ class Common:
 
 
 def options_command(
-    kind: type[Options],
+    kind: type[CommandOptions],
     *,
     out: str | None = None,
     argument: str | None = "model",
@@ -105,7 +105,7 @@ def options_command(
     return decorate
 
 
-def read_options(kind: type[Options], values: Mapping[str, Any]) -> Any:
+def read_options(kind: type[CommandOptions], values: Mapping[str, Any]) -> Any:
     """The options given on the command line, checked."""
     stated: dict[str, Any] = {}
     for name, value in values.items():

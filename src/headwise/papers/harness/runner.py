@@ -32,13 +32,13 @@ from headwise.papers.harness.pages import ReproduceReport, duration, versions_of
 from headwise.papers.harness.store import Failure, ReproduceInputs, Store, StoredTrial
 from headwise.papers.harness.workers import Pool
 from headwise.progress import Progress, silent
-from headwise.recipe import Names, Options, option
+from headwise.recipe import CommandOptions, Names, option
 
 DEFAULT_SEEDS: dict[Size, int] = {"quick": 3, "full": 5}
 Claims = Mapping[str, Claim]  # by id
 
 
-class ReproduceOptions(Options):
+class ReproduceOptions(CommandOptions):
     """The options of `headwise reproduce`."""
 
     claims: Names = option((), "Claims to test, by id [all].")
