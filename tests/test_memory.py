@@ -56,8 +56,11 @@ def test_a_system_that_says_nothing_is_not_asked(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: None)
     told = []
     need = memory.profile_need(Plan.uniform(SHAPE), tokens=10**12)
-    need.check(lambda *words: told.append(words), advice="")
-    assert told == [(need.sentence, 0, 0)]
+    progress = need.check(lambda *words: told.append(words), advice="")
+    assert told == []  # until the work begins
+    progress("profiling", 0, 3)
+    progress("profiling", 1, 3)
+    assert told == [(need.sentence, 0, 0), ("profiling", 0, 3), ("profiling", 1, 3)]
 
 
 @pytest.fixture
@@ -86,6 +89,19 @@ def test_every_step_tells_its_peak_before_it_begins(place):
     assert steps == ["Profiling", "Cutting", "Recovering", "Verifying"]
 
 
+def test_a_wrong_option_is_told_alone(place):
+    cut(verify=False, recover=0)
+    told, how = [], {"against": "model", "text": "text.txt"}
+    how["progress"] = lambda *words: told.append(words)
+    for words in ({"window": 10**6}, {"window": 16, "stride": 17}, {"max_ratio": 2, "tokens": 0}):
+        with pytest.raises(HeadwiseError):
+            hw.verify("cut", **how, **words)
+    for words in ({"length": 10**6}, {"tokens": 10**9, "length": 4096}):
+        with pytest.raises(HeadwiseError):
+            hw.recover("cut", out="recovered", device="cpu", **how, **words)
+    assert told == []
+
+
 @pytest.mark.parametrize("short", ["Profiling", "Cutting", "Recovering", "Verifying"])
 def test_a_step_that_does_not_fit_stops_early(place, monkeypatch, short):
     fits, check = memory.Need.fits, memory.Need.check
@@ -95,7 +111,7 @@ def test_a_step_that_does_not_fit_stops_early(place, monkeypatch, short):
 
     def checked(need, progress, *, advice):
         monkeypatch.setattr(memory, "available", lambda: left(need.step))
-        check(need, progress, advice=advice)
+        return check(need, progress, advice=advice)
 
     monkeypatch.setattr(memory.Need, "fits", property(lambda need: left(need.step) is None))
     monkeypatch.setattr(memory.Need, "check", checked)

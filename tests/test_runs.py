@@ -178,18 +178,64 @@ def test_a_replaced_output_is_back_if_the_new_work_fails_before_it_begins(tmp_pa
     assert runs.read_run(out).inputs == {"seed": 3}
     assert run.has("0")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    # The control: once it has begun, the earlier one is gone for good.
+
+
+def waiting(tmp_path, name=".out.replaced"):
+    return runs.read_run(tmp_path / name).inputs
+
+
+def test_a_replaced_output_waits_until_the_new_one_is_whole(tmp_path):
+    """Also after an error, a kill, and another beginning."""
+    out, again = tmp_path / "out", {"seed": 4}
+    with runs.resume_in_place(out, "train", {"seed": 3}) as run:
+        run.put("0", {"x": np.arange(3)})
+        runs.complete(out)
     with (  # noqa: PT012
         pytest.raises(OutputError, match="full disk"),
         runs.resume_in_place(out, "train", again, force=True) as run,
     ):
         run.put("1", {"x": np.arange(3)})
-        assert run.replaced.is_dir()
-        run.drop_replaced()
         raise OutputError("full disk")
-    assert runs.read_run(out).inputs == again
-    assert (run.has("0"), run.has("1")) == (False, True)
+    assert waiting(tmp_path) == {"seed": 3}
+    # The same command resumes the new one, with --force and without.
+    for force in (True, False):
+        with runs.resume_in_place(out, "train", again, force=force) as run:
+            assert (run.has("0"), run.has("1")) == (False, True)
+        assert waiting(tmp_path) == {"seed": 3}
+    # A third one takes the place of the second, which was never whole; the first one still waits.
+    with runs.resume_in_place(out, "train", {"seed": 5}, force=True) as run:
+        assert not run.has("1")
+        run.put("2", {"x": np.arange(3)})
+        assert waiting(tmp_path) == {"seed": 3}
+        runs.complete(out)
+    assert runs.read_run(out).inputs == {"seed": 5}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_kill_between_the_renames_puts_the_replaced_output_back(tmp_path):
+    out = tmp_path / "out"
+    with runs.resume_in_place(out, "train", {"seed": 3}) as run:
+        run.put("0", {"x": np.arange(3)})
+    out.rename(tmp_path / ".out.replaced")
+    with runs.resume_in_place(out, "train", {"seed": 3}) as run:
+        assert run.has("0")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_foreign_folder_where_an_output_would_wait_is_left_alone(tmp_path):
+    out, foreign = tmp_path / "out", tmp_path / ".out.replaced"
+    with runs.resume_in_place(out, "train", {"seed": 3}) as run:
+        run.put("0", {"x": np.arange(3)})
+    foreign.mkdir()
+    (foreign / "diary.txt").write_text("dear")
+    with (
+        pytest.raises(OutputError, match=r"\.out\.replaced is where"),
+        runs.resume_in_place(out, "train", {"seed": 4}, force=True),
+    ):
+        pass
+    runs.complete(out)
+    assert (foreign / "diary.txt").read_text() == "dear"
+    assert run.has("0")
 
 
 def test_growing_work_that_fails_before_it_begins_leaves_nothing(tmp_path):

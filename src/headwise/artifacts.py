@@ -9,7 +9,8 @@ kill, a full disk or an error leaves whatever was there before.
 
 Nothing is overwritten unless `force` says so. Even then a folder is replaced only if headwise
 wrote it (its record says so) and if it is no input of the run, no parent of one, and no place that
-holds more than this output: the working directory, a home, a mount.
+holds more than this output: the working directory, a home, a mount. A file is replaced only if it
+is of a kind that headwise writes, no input of the run, and no part of one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from headwise.errors import OutputError
 from headwise.inputs import user_path
@@ -36,13 +38,23 @@ _LEFTOVER = re.compile(r"\..+\.(\d+-[0-9a-f]{32}\.tmp|[0-9a-f]{32}\.old)")
 # The files by which a folder says that headwise wrote it: JSON with a "format" of ours.
 RECORDS = ("headwise.json", "profile.json", "run.json", "inputs.json", "export.json")
 _MAX_RECORD = 64 * 2**20  # bytes; a record is far smaller
+# What verbs add to a folder that they read: a verification and a report belong to their model.
+ADDED = frozenset({"verify.json", "report.html"})
+_PICTURES = frozenset({".html", ".png", ".svg"})
+GGUF_MARK = b"headwise.key"  # metadata by which a GGUF file says that headwise wrote it
+_HEAD = 64 * 2**10  # bytes of a GGUF file in which the mark stands
+Kind = Literal["file", "page", "folder"]  # a page is also a drawing
 
 
-def check_output(path: Path, *, force: bool, inputs: Sequence[Path | str] = ()) -> None:
+def check_output(
+    path: Path, *, force: bool, inputs: Sequence[Path | str] = (), kind: Kind | None = None
+) -> None:
     """Raise if `path` may not be written; call it before long work.
 
-    `inputs` are the files and folders the run reads: they are never replaced.
+    `inputs` are the files and folders the run reads: they are never replaced. `kind` is what is to
+    be written there, if only one of the two is meant.
     """
+    _check_kind(path, kind)
     if str(path).startswith("~"):
         raise OutputError(
             f"{path} begins with the home of a user that the shell does not know; write it out."
@@ -57,8 +69,9 @@ def check_output(path: Path, *, force: bool, inputs: Sequence[Path | str] = ()) 
     if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
         raise OutputError(f"{path} is a device or a pipe; give a file or a folder to write.")
     if not force:
+        sweep(path)
         raise OutputError(f"{path} exists already; give another name, or --force to overwrite it.")
-    reason = _why_precious(path, inputs)
+    reason = _why_precious(path, inputs, kind)
     if reason is not None:
         raise OutputError(f"{path} is not replaced, even with --force: {reason}; give another.")
 
@@ -70,17 +83,29 @@ def wrote(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def atomic_file(
-    path: Path, *, force: bool = False, inputs: Sequence[Path | str] = ()
+    path: Path,
+    *,
+    force: bool = False,
+    inputs: Sequence[Path | str] | None = None,
+    kind: Kind = "file",
 ) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path`; on success it becomes `path`."""
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder, but a file is to be written; give a file name.")
-    check_output(path, force=force, inputs=inputs)
+    """Yield a temporary path in the folder of `path`; on success it becomes `path`.
+
+    `inputs` are what the run reads, if the user named `path`. Without them it is a file inside a
+    folder that headwise owns, where `force` may replace anything.
+    """
+    _check_kind(path, kind)
+    inside = inputs is None and force and path.is_file() and not path.is_symlink()
+    if not inside:
+        check_output(path, force=force, inputs=inputs or (), kind=kind)
     sweep(path)
     with _beside(path) as temporary:
         yield temporary
         _flush(temporary)
-        temporary.replace(path)
+        if force:
+            temporary.replace(path)
+        else:
+            _take_free_place(temporary, path)
 
 
 @contextlib.contextmanager
@@ -92,8 +117,7 @@ def atomic_folder(
     `inside` is for folders inside one that headwise owns (a checkpoint of a run): they have no
     record of their own.
     """
-    if path.is_file():
-        raise OutputError(f"{path} is a file, but a folder is to be written; give another name.")
+    _check_kind(path, "folder")
     if not inside:
         check_output(path, force=force, inputs=inputs)
     elif path.exists() and not force:
@@ -124,19 +148,11 @@ def replace_folder(path: Path, new: Path) -> None:
     shutil.rmtree(old)
 
 
-@contextlib.contextmanager
-def moved_aside(path: Path) -> Iterator[Path]:
-    """Take a folder out of the way; it comes back unless something has taken its place."""
-    old = path.with_name(f".{path.name}.{uuid.uuid4().hex}.old")
-    with one_writer(path):
-        path.rename(old)
-    try:
-        yield old
-    finally:
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.rename(path)
+def discard(folder: Path) -> None:
+    """Remove a folder; killed within, it leaves a temporary name that `sweep` removes."""
+    gone = _temporary(folder)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def is_leftover(path: Path) -> bool:
@@ -162,10 +178,33 @@ def sweep(path: Path) -> None:
                 found.rename(path)
 
 
-def write_text(path: Path, text: str, *, force: bool = False) -> None:
-    """Write `text` to `path`, whole or not at all."""
-    with atomic_file(path, force=force) as temporary:
+def write_text(
+    path: Path,
+    text: str,
+    *,
+    force: bool = False,
+    inputs: Sequence[Path | str] | None = None,
+    kind: Kind = "file",
+) -> None:
+    """Write `text` to `path`, whole or not at all; `inputs` and `kind` as for `atomic_file`."""
+    with atomic_file(path, force=force, inputs=inputs, kind=kind) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def gguf_key(path: Path) -> str | None:
+    """The key of the inputs that a GGUF file of ours was made from; None for any other file."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+    except OSError:
+        return None
+    _, mark, rest = head.partition(GGUF_MARK)
+    found = rest[12:76]  # after the type and the length of a string
+    if not head.startswith(b"GGUF") or not mark or not re.fullmatch(rb"[0-9a-f]{64}", found):
+        return None
+    return found.decode()
 
 
 def sha256(path: Path) -> str:
@@ -225,7 +264,7 @@ def one_writer(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A free temporary name beside `path`, removed on failure; OS errors become one sentence."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}.tmp")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -245,7 +284,11 @@ def _beside(path: Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
-def _why_precious(path: Path, inputs: Sequence[Path | str]) -> str | None:
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}.tmp")
+
+
+def _why_precious(path: Path, inputs: Sequence[Path | str], kind: Kind | None) -> str | None:
     """Why something that is there may not be replaced; None if it may."""
     place = path.resolve()
     for one in inputs:
@@ -253,7 +296,7 @@ def _why_precious(path: Path, inputs: Sequence[Path | str]) -> str | None:
         if given.exists() and place in (given.resolve(), *given.resolve().parents):
             return f"it is {given}, which this run reads, or holds it"
     if not path.is_dir():
-        return None
+        return _why_file_precious(path, inputs, kind)
     for name, special in (("the working directory", Path.cwd()), ("your home", Path.home())):
         if place in (special.resolve(), *special.resolve().parents):
             return f"it is {name}, or holds it"
@@ -263,6 +306,39 @@ def _why_precious(path: Path, inputs: Sequence[Path | str]) -> str | None:
         there = ", ".join(sorted(p.name for p in path.iterdir())[:3])
         return f"headwise did not write it (it holds {there})"
     return None
+
+
+def _why_file_precious(path: Path, inputs: Sequence[Path | str], kind: Kind | None) -> str | None:
+    place = path.resolve()
+    for one in inputs:
+        folder = user_path(one)
+        inside = folder.is_dir() and folder.resolve() in place.parents
+        if inside and path.name not in ADDED:
+            return f"it is in {folder}, which this run reads"
+    drawn = kind == "page" and path.suffix in _PICTURES
+    ours = drawn or _is_record(path) or gguf_key(path) is not None
+    if not ours and path.stat().st_size:
+        return "it is no file of a kind that headwise writes there"
+    return None
+
+
+def _check_kind(path: Path, kind: Kind | None) -> None:
+    if kind in ("file", "page") and path.is_dir():
+        raise OutputError(f"{path} is a folder, but a file is to be written; give a file name.")
+    if kind == "folder" and path.is_file():
+        raise OutputError(f"{path} is a file, but a folder is to be written; give another name.")
+
+
+def _take_free_place(temporary: Path, path: Path) -> None:
+    """Give a file its name unless another process has just written one of that name."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise OutputError(
+            f"another run has just written {path}; give another name, or --force to overwrite it."
+        ) from None
+    except OSError:  # a file system without hard links
+        temporary.replace(path)
 
 
 def _check_parent(path: Path) -> None:

@@ -23,12 +23,12 @@ from headwise.cutting.settings import CutSettings
 from headwise.data.mixture import Mixture, read_mixture
 from headwise.data.text import Text, read_source
 from headwise.errors import HeadwiseError, OutputError, StoppedError
-from headwise.pipeline import opened_for, profile_at, text_names
+from headwise.pipeline import opened_for, profile_at
 from headwise.profiling.format import Profile
 from headwise.progress import Progress, silent
 from headwise.recipe import CompareRecipe, write_recipe
 from headwise.reporting.card import REPORT, note_report
-from headwise.runs import read_run, resume_in_place, update_run
+from headwise.runs import complete, read_run, resume_in_place, update_run
 from headwise.source import AnyModel, Source, model_name, tokenizer_name
 from headwise.training.recover import recover as recover_model
 from headwise.training.settings import RecoverSettings
@@ -77,11 +77,9 @@ def compare(
         "profile_sha256": None,
     }
     cells = ComparisonFolder(folder, CutSettings().to_dict())
-    named = (recipe.model, *text_names(recipe), recipe.profile, *recipe.held_out)
-    reads = [name for name in named if name]
     later = ("recover", "profile_sha256")
     with resume_in_place(
-        folder, "compare", inputs, force=force, reads=reads, later=later, command=command
+        folder, "compare", inputs, force=force, reads=recipe.reads, later=later, command=command
     ):
         with suppress(HeadwiseError):  # a damaged result is made again from its cells
             if not cells.missing(budgets, methods):
@@ -89,6 +87,7 @@ def compare(
                 shutil.rmtree(cells.work, ignore_errors=True)
                 if not (folder / REPORT).exists():  # of a run that was killed before its last files
                     _write_last_of_comparison(folder, recipe, record)
+                complete(folder)
                 return record
         source = opened_for(model, tokenizer, recipe)
         made = profile_at(
@@ -113,6 +112,7 @@ def compare(
         )
         record = run_comparison(job, cells, progress=progress)
         _write_last_of_comparison(folder, recipe, record)
+        complete(folder)
     return record
 
 

@@ -2,6 +2,7 @@
 
     text, context ─► proxies (one per seed) ─► profiles ─► curves by depth ─► Plan of the target
 
+    PROXY/run.json          what the proxies are made of; another design of the same may use them
     PROXY/seed-0/           a training run of the proxy with seed 0, resumable
     PROXY/seed-0.profile/   its profile
     …
@@ -15,17 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.artifacts import check_output, versions, write_text
-from headwise.data.mixture import text_name
+from headwise.artifacts import versions
+from headwise.data.mixture import read_mixture
 from headwise.errors import HeadwiseError
-from headwise.pipeline import profile
+from headwise.pipeline import profile, unfinished
 from headwise.plan import Budget, Limit, ModelShape, Plan
 from headwise.planning.design import DesignRules, new_shape
 from headwise.planning.proxy import Evidence, ProxyCurves, plan_from_proxies, proxy_curves
+from headwise.plans import check_plan_file, write_plan
 from headwise.profiling.format import RECORD, Profile
 from headwise.profiling.worth import worths
 from headwise.progress import Progress, silent
 from headwise.recipe import DesignRecipe
+from headwise.reporting.card import REPORT
+from headwise.runs import RUN, complete, differences, read_run, resume_in_place
 from headwise.source import open_source
 from headwise.training.loop import ProgressObserver
 from headwise.training.settings import TrainSettings
@@ -66,7 +70,7 @@ def design(
     """
     recipe = DesignRecipe.of(**options)
     target = Path(out)
-    check_output(target, force=force, inputs=[text_name(given) for given in recipe.text])
+    check_plan_file(target, recipe, force)
     shape = recipe.shape
     if shape.family == "vit":
         raise HeadwiseError(
@@ -76,7 +80,9 @@ def design(
     folder = Path(recipe.proxy) if recipe.proxy else target.with_name(f"{target.name}.proxy")
     budget = recipe.budget if recipe.budget.limited else Budget(attn_params=Limit(share=1.0))
     rules = DesignRules(recipe.multiple_of, recipe.min_dim, batch=recipe.batch)
-    curves = [_proxy(recipe, shape, folder, seed, progress) for seed in range(recipe.seeds)]
+    with resume_in_place(folder, "design", _made_of(recipe, folder), command=command):
+        curves = [_proxy(recipe, shape, folder, seed, progress) for seed in range(recipe.seeds)]
+        complete(folder)
     plan, evidence = plan_from_proxies(curves, shape, budget, rules)
     told = (
         f"fitted to {recipe.seeds} proxies of {recipe.proxy_layers} layers, d_model "
@@ -91,8 +97,22 @@ def design(
         }
     )
     plan = plan.model_copy(update={"origin": origin})
-    write_text(target, plan.to_json(), force=force)
+    write_plan(plan, target, recipe, force)
     return DesignResult(plan, evidence, folder)
+
+
+def _made_of(recipe: DesignRecipe, folder: Path) -> dict[str, Any]:
+    """What the proxies depend on, each beside its seed; those of another design are refused."""
+    names = ("family", "context", "steps", "batch_size", "proxy_layers", "proxy_d_model", "tokens")
+    text = read_mixture(recipe.text).sha256
+    made_of = {"text": text, **{name: getattr(recipe, name) for name in names}}
+    differ = differences(read_run(folder).inputs, made_of) if (folder / RUN).exists() else {}
+    if differ:
+        raise HeadwiseError(
+            f"{folder} holds proxies that differ in {', '.join(differ)}; name another folder with "
+            "--proxy, or remove it."
+        )
+    return made_of
 
 
 def _proxy(
@@ -129,7 +149,7 @@ def _proxy(
             f"the proxy in {run} was stopped; run the same command again to resume."
         )
     source = open_source(result.model)
-    if not (measured / RECORD).is_file():
+    if not (measured / RECORD).is_file() or unfinished(measured, RECORD, (REPORT,)):
         length = min(shape.context, 512)
         profile(
             result.model,

@@ -8,7 +8,7 @@
                 the caches of the longest point of speed, whichever is more
     recover     both models, + gradients and two moments of the attention, + a batch
 
-`Need.check` compares the sum with what the machine has left and raises before the work begins; a
+`Need.check` compares the sum with what the machine has left and raises before anything is loaded; a
 system that does not say what it has left is not asked. Only the CPU's memory is looked at.
 """
 
@@ -75,14 +75,27 @@ class Need:
         left = available()
         return left is None or self.more <= left
 
-    def check(self, progress: Progress, *, advice: str) -> None:
-        """Report the peak; raise if there is not that much left."""
+    def check(self, progress: Progress, *, advice: str) -> Progress:
+        """Raise if there is not that much left; call it before anything is loaded.
+
+        The progress that is given back tells the peak when the work begins, so that nobody reads
+        it before an error about an option.
+        """
         left = available()
         if left is not None and self.more > left:
             raise HeadwiseError(
                 f"{self.sentence.rstrip('.')}; {size(left)} are left on this machine: {advice}."
             )
-        note(progress, self.sentence)
+        told = False
+
+        def telling(what: str, done: int, total: int) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                note(progress, self.sentence)
+            progress(what, done, total)
+
+        return telling
 
 
 def profile_need(plan: Plan, *, tokens: int, number: int = NUMBER) -> Need:

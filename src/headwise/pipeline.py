@@ -20,7 +20,7 @@ from headwise.artifacts import check_output, wrote
 from headwise.cutting.run import CutRequest, cut_model, is_cut
 from headwise.cutting.settings import CutSettings
 from headwise.data.images import Images, held_out_images, read_images
-from headwise.data.mixture import Mixture, Share, read_mixture, text_name
+from headwise.data.mixture import Mixture, Share, read_mixture
 from headwise.data.text import Text, read_source
 from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError, StoppedError
@@ -39,7 +39,6 @@ from headwise.profiling.settings import ProfileSettings
 from headwise.profiling.source import load_for_profiling, sequences, usual_length
 from headwise.progress import Progress, silent
 from headwise.recipe import (
-    Calibrated,
     CompareRecipe,
     CompressRecipe,
     OnDevice,
@@ -115,9 +114,11 @@ def profile(
         model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
     )
     if out is not None:
-        reads = [name for name in (recipe.model, *text_names(recipe), recipe.images) if name]
         check_output(
-            Path(out), force=force or _unfinished(Path(out), RECORD, (REPORT,)), inputs=reads
+            Path(out),
+            force=force or unfinished(Path(out), RECORD, (REPORT,)),
+            inputs=recipe.reads,
+            kind="folder",
         )
     calibration, _ = split_data(read_data(recipe.text, recipe.images), recipe.split)
     source = opened_for(model, tokenizer, recipe)
@@ -235,8 +236,9 @@ class _Compression:
         recipe = self.recipe
         check_output(
             self.out,
-            force=self.force or _unfinished(self.out, CUT_RECORD, self.last),
-            inputs=self._reads(),
+            force=self.force or unfinished(self.out, CUT_RECORD, self.last),
+            inputs=recipe.reads,
+            kind="folder",
         )
         given = None if recipe.plan is None else read_plan(recipe.plan)
         data = self._data()
@@ -275,11 +277,6 @@ class _Compression:
         if recipe.self_text and not recipe.text and recipe.images is None:
             return Mixture(())
         return read_data(recipe.text, recipe.images)
-
-    def _reads(self) -> list[str]:
-        recipe = self.recipe
-        names = (recipe.model, recipe.images, recipe.plan, recipe.profile, recipe.tokenizer)
-        return [name for name in (*names, *text_names(recipe), *recipe.held_out) if name]
 
     def _split(self, data: Mixture | Images) -> tuple[Mixture | Images, tuple[Text | Images, ...]]:
         """Nothing is held out if there is a profile already that read all of it."""
@@ -403,7 +400,7 @@ def _profile(
     **how: Any,
 ) -> Profile:
     if source.folder is not None and recipe.device_map is None:
-        _check_profile_memory(source, recipe, how.get("progress", silent))
+        how["progress"] = _check_profile_memory(source, recipe, how.get("progress", silent))
     model = load_for_profiling(
         source, device=recipe.device, dtype=recipe.dtype, device_map=recipe.device_map
     )
@@ -424,10 +421,10 @@ def _profile(
     return profile_shared(job, folder, processes, finishing=finishing, **how)
 
 
-def _check_profile_memory(source: Source, recipe: ProfileRecipe, progress: Progress) -> None:
-    """Report the peak to come, and stop where there is not that much."""
+def _check_profile_memory(source: Source, recipe: ProfileRecipe, progress: Progress) -> Progress:
+    """Stop where there is not that much memory; the progress tells the peak to come."""
     if chosen_device(recipe.device) != "cpu":
-        return
+        return progress
     context = source.plan.shape.context
     length = recipe.length or (context if recipe.images else min(ProfileSettings().length, context))
     need = profile_need(
@@ -435,7 +432,7 @@ def _check_profile_memory(source: Source, recipe: ProfileRecipe, progress: Progr
         tokens=min(recipe.chunk * length, recipe.tokens),
         number=2 if recipe.dtype == "bf16" else NUMBER,
     )
-    need.check(progress, advice="use a smaller --chunk or --length, or --dtype bf16")
+    return need.check(progress, advice="use a smaller --chunk or --length, or --dtype bf16")
 
 
 def opened_for(model: AnyModel, tokenizer: Any, recipe: OnDevice) -> Source:
@@ -443,12 +440,7 @@ def opened_for(model: AnyModel, tokenizer: Any, recipe: OnDevice) -> Source:
     return open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
 
 
-def text_names(recipe: Calibrated) -> list[str]:
-    """The texts of a recipe without their weights."""
-    return [text_name(given) for given in recipe.text]
-
-
-def _unfinished(out: Path, record: str, last: Sequence[str]) -> bool:
+def unfinished(out: Path, record: str, last: Sequence[str]) -> bool:
     """Whether an output may be of a run that was killed before its last files."""
     there = (out / record).exists() and wrote(out)
     lacks = not all((out / name).exists() for name in last)

@@ -26,7 +26,7 @@ from headwise.planning.rules import WidthRules
 from headwise.planning.targets import target_of
 from headwise.profiling.format import Profile
 from headwise.profiling.worth import fit_problem
-from headwise.recipe import FitRecipe, NewPlanRecipe
+from headwise.recipe import FitRecipe, NewPlanRecipe, Recipe
 from headwise.records import read_file
 from headwise.theory.estimators import Spectrum, lag_kernel, read_vectors, token_spectrum
 
@@ -46,7 +46,7 @@ def new_plan(
     >>> plan = hw.new_plan(layers=4, d_model=64, heads=4, context=128, attn_params="75%")
     """
     recipe = NewPlanRecipe.of(**options)
-    _check(out, force)
+    check_plan_file(out, recipe, force)
     shape = recipe.shape
     tokens, kernel = _tokens(recipe)
     rules = DesignRules(
@@ -67,7 +67,9 @@ def new_plan(
                 f"{answer.why_not}; --policy uniform gives all layers one width."
             )
     origin = plan.origin.model_copy(update={"command": command, "versions": versions()})
-    return _written(plan.model_copy(update={"origin": origin}), out, force)
+    made = plan.model_copy(update={"origin": origin})
+    write_plan(made, out, recipe, force)
+    return made
 
 
 def _tokens(recipe: NewPlanRecipe) -> tuple[int | Spectrum | None, tuple[float, ...]]:
@@ -104,8 +106,10 @@ def fit(
     >>> plan = hw.fit(profile, attn_params="75%", kv_bytes="50%")
     """
     recipe = FitRecipe.of(profile=_name(profile), **options)
-    _check(out, force)
-    return _written(best_fit(profile, recipe, command).plan, out, force)
+    check_plan_file(out, recipe, force)
+    plan = best_fit(profile, recipe, command).plan
+    write_plan(plan, out, recipe, force)
+    return plan
 
 
 def best_fit(profile: Profile | str | Path, recipe: FitRecipe, command: str = "") -> Fit:
@@ -233,12 +237,13 @@ def _name(profile: Profile | str | Path) -> str:
     return profile.record.model if isinstance(profile, Profile) else str(profile)
 
 
-def _check(out: str | Path | None, force: bool) -> None:
+def check_plan_file(out: str | Path | None, recipe: Recipe, force: bool) -> None:
+    """Raise if a plan may not be written there; call it before long work."""
     if out is not None:
-        check_output(Path(out), force=force)
+        check_output(Path(out), force=force, inputs=recipe.reads, kind="file")
 
 
-def _written(plan: Plan, out: str | Path | None, force: bool) -> Plan:
+def write_plan(plan: Plan, out: str | Path | None, recipe: Recipe, force: bool) -> None:
+    """Write a plan to the file that was named, if one was."""
     if out is not None:
-        write_text(Path(out), plan.to_json(), force=force)
-    return plan
+        write_text(Path(out), plan.to_json(), force=force, inputs=recipe.reads)

@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from headwise.artifacts import write_text
+from headwise.artifacts import check_output, write_text
 from headwise.baselines.catalogue import METHODS, RECOVERED, policy_method
 from headwise.cutting.settings import CutSettings
+from headwise.data.mixture import text_name
 from headwise.effort import DEFAULT_EFFORT, EFFORTS, Effort, EffortName
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.measure.record import Targets
@@ -77,8 +78,10 @@ def _numbers(value: Any) -> Any:
         ) from None
 
 
-Name = Annotated[str, BeforeValidator(_name)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+# An option that may name a file or a folder to read; a run never replaces what it reads.
+READ = object()
+Name = Annotated[str, BeforeValidator(_name), READ]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), READ]
 TaskNames = Annotated[tuple[str, ...], BeforeValidator(_task_names)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 LimitText = Annotated[str | None, BeforeValidator(_limit)]
@@ -126,6 +129,16 @@ class CommandOptions(Frozen):
     def stated(self) -> dict[str, Any]:
         """The options that were given, as keyword arguments."""
         return {n: getattr(self, n) for n in self.options() if n in self.model_fields_set}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The files and folders that the options name, whether they are there or not."""
+        found: list[str] = []
+        for name, field in self.options().items():
+            value = getattr(self, name)
+            if value and _is_read(field):
+                found += [text_name(one) for one in _names(value)]
+        return tuple(found)
 
     @classmethod
     def of(cls, **given: Any) -> Any:
@@ -689,10 +702,15 @@ RECIPES: dict[str, type[Recipe]] = {
 FOLDERS = frozenset({"compare", "compress", "design", "export", "profile", "recover", "train"})
 
 
-def read_recipe(path: Path) -> Recipe:
-    """The recipe in a YAML file; unknown keys and wrong values are reported in one sentence."""
+def read_recipe(path: Path, *, replacing: str | Path | None = None) -> Recipe:
+    """The recipe in a YAML file; unknown keys and wrong values are reported in one sentence.
+
+    `replacing` is an output that the run may replace, so it must not hold the recipe.
+    """
     import yaml
 
+    if replacing is not None:
+        check_output(Path(replacing), force=True, inputs=[path])
     try:
         data = yaml.load(read_file(path, most=2**20), Loader=_unique_loader())  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -718,6 +736,12 @@ def read_recipe(path: Path) -> Recipe:
 def write_recipe(folder: Path, recipe: Recipe) -> None:
     """Put the recipe into an output folder."""
     write_text(folder / RECIPE, recipe.to_yaml(), force=True)
+
+
+def _is_read(field: FieldInfo) -> bool:
+    """Whether an option names something to read."""
+    inner = [mark for kind in get_args(field.annotation) for mark in get_args(kind)[1:]]
+    return any(mark is READ for mark in (*field.metadata, *inner))
 
 
 def _fields(recipe: CommandOptions, settings: Any) -> dict[str, Any]:

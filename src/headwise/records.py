@@ -82,9 +82,15 @@ def parse_value(
         raise HeadwiseError(f"{source} is nested too deeply; {advice}.") from error
 
 
-def write_record(path: Path, record: Record, *, force: bool = True) -> None:
-    """Write a record as JSON, whole or not at all."""
-    write_text(path, record_text(record), force=force)
+def write_record(
+    path: Path,
+    record: Record,
+    *,
+    force: bool = True,
+    inputs: Sequence[Path | str] | None = None,
+) -> None:
+    """Write a record as JSON, whole or not at all; `inputs` as for `artifacts.atomic_file`."""
+    write_text(path, record_text(record), force=force, inputs=inputs)
 
 
 def record_text(record: Record) -> str:

@@ -14,7 +14,11 @@
 
 Run the same command again after a kill: parts that are there are not made again. The same output
 from other inputs is refused, and so is a second process at work on the same output. Work that
-grows in its output folder (a training run, a comparison) has its parts there instead.
+grows in its output folder (a training run, a comparison) has its parts there instead; what it
+replaces waits beside it until it is whole:
+
+    OUT               the new work, growing
+    .OUT.replaced     what OUT was before; gone when the new work is whole
 """
 
 from __future__ import annotations
@@ -31,11 +35,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from headwise.artifacts import (
+    Kind,
     atomic_file,
     atomic_folder,
     check_output,
+    discard,
     is_leftover,
-    moved_aside,
     one_writer,
     sweep,
     versions,
@@ -77,6 +82,15 @@ def partial_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.partial")
 
 
+def replaced_by(output: Path) -> Path:
+    """Where an earlier output waits while the one that replaces it grows in its place.
+
+    Hidden, so that nobody gives an output of theirs this name.
+    """
+    place = output.resolve() if output.name in ("", "..") else output
+    return place.parent / f".{place.name}.replaced"
+
+
 @dataclass
 class Run:
     """The finished parts of one piece of work, and the way to its result."""
@@ -87,7 +101,6 @@ class Run:
     finished: bool = False  # `output` is whole and made from these inputs
     force: bool = False
     inputs_read: tuple[Path | str, ...] = field(default=())
-    replaced: Path | None = None  # where the output that this one replaces lies until it begins
 
     @classmethod
     def beside(cls, output: Path) -> Run:
@@ -151,11 +164,6 @@ class Run:
             yield folder
         self.finished = True
 
-    def drop_replaced(self) -> None:
-        """Remove the output that this one replaces: the new one has begun and can be resumed."""
-        if self.replaced is not None:
-            shutil.rmtree(self.replaced, ignore_errors=True)
-
     def _damaged(self, name: str, error: Exception) -> HeadwiseError:
         return HeadwiseError(
             f"{self.path(name)} cannot be read ({error}); remove it and run the same command again."
@@ -174,23 +182,26 @@ def resume(
     last: Collection[str] = (),
     section: str | None = None,
     command: str = "",
+    writes: Kind = "folder",
+    made: str | None = None,
 ) -> Iterator[Run]:
     """Begin the work that ends in `output`, or resume it where a kill stopped it.
 
     `record` is the file in `output` whose "key" (of its `section`, if one is given) tells from
-    which inputs it was made; `last` are the files that callers add to a whole output (a report),
-    so that an output without them counts as unfinished. `reads` are the inputs on disk: they are
-    never replaced.
+    which inputs it was made; of an output that is a file, `made` is that key. `last` are the files
+    that callers add to a whole output (a report), so that an output without them counts as
+    unfinished. `reads` are the inputs on disk: they are never replaced.
     """
     sweep(output)
     run = Run(output, partial_of(output), key_of(kind, inputs), force=force)
     run.inputs_read = tuple(reads)
-    made = made_from(output / record, section) == run.key
-    complete = made and not run.folder.exists() and all((output / n).exists() for n in last)
-    if made and not complete:
+    made = made_from(output / record, section) if writes == "folder" else made
+    made_so = made == run.key
+    complete = made_so and not run.folder.exists() and all((output / n).exists() for n in last)
+    if made_so and not complete:
         run.finished = True
     else:
-        check_output(output, force=force, inputs=reads)
+        check_output(output, force=force, inputs=reads, kind=writes)
     with one_writer(run.folder):
         fresh = not (run.folder / RUN).exists()
         try:
@@ -220,26 +231,31 @@ def resume_in_place(
     """Begin or resume work that grows in `output` itself.
 
     Inputs named in `free` may change between runs; those in `later` may be filled in later (None
-    agrees with anything). With `force` an earlier output is replaced; it comes back if the new
-    work fails before it has written anything.
+    agrees with anything). With `force` an earlier output is replaced: it waits in .OUT.replaced
+    until `complete` is called, and comes back if the new work fails before it has written anything.
     """
     sweep(output)
+    sweep(replaced_by(output))
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         check_output(output, force=True)
-        raise OutputError(f"{output} is a file, but a folder is to be written; give another name.")
+        check_output(output, force=True, kind="folder")
+    earlier = replaced_by(output)
     if not output.exists():
         check_output(output, force=True)
+        if _waits(earlier):  # of a process that was killed between its two renames
+            earlier.rename(output)
     there = output.is_dir() and not all(map(is_leftover, output.iterdir()))
     if there and (force or not wrote(output)):
         check_output(output, force=True, inputs=reads)
     created = not output.exists()
+    wanted = RunRecord(kind=kind, inputs=dict(inputs), command=command)
     with contextlib.ExitStack() as held:
         run = Run(output, output, key_of(kind, inputs), force=force)
-        if there and force:
-            run.replaced, created = held.enter_context(moved_aside(output)), True
+        if there and force and not _is_begun(output, wanted, free, later):
+            _make_way(output, earlier)
+            created = True
         held.enter_context(one_writer(output))
         fresh = not (output / RUN).exists()
-        wanted = RunRecord(kind=kind, inputs=dict(inputs), command=command)
         _begin(output, wanted, force=False, free=free, later=later)
         try:
             yield run
@@ -248,7 +264,64 @@ def resume_in_place(
                 _clear(output)
                 if created:
                     output.rmdir()
+                    if _waits(earlier):
+                        earlier.rename(output)
             raise
+
+
+def _is_begun(
+    output: Path, wanted: RunRecord, free: Collection[str], later: Collection[str]
+) -> bool:
+    """Whether `output` is this work, begun in the place of an earlier output, and unfinished."""
+    if not _waits(replaced_by(output)):
+        return False
+    try:
+        found = read_run(output)
+    except HeadwiseError:
+        return False
+    return (
+        found.status != "finished"
+        and found.kind == wanted.kind
+        and not _differing(found, wanted, free, later)
+    )
+
+
+def _make_way(output: Path, earlier: Path) -> None:
+    """Move an output aside; work that has begun in its place and is not whole is given up."""
+    if earlier.exists() and not _waits(earlier):
+        raise OutputError(
+            f"{earlier} is where {output} would wait until its replacement is whole, but headwise "
+            "did not write what lies there; move it away, or give another output."
+        )
+    with one_writer(output):
+        if not earlier.exists():
+            output.rename(earlier)
+        elif _status(output) == "finished":  # killed before the last but one was removed
+            discard(earlier)
+            output.rename(earlier)
+        else:
+            discard(output)
+
+
+def _waits(earlier: Path) -> bool:
+    """Whether an output of headwise lies where one waits for its replacement."""
+    return earlier.is_dir() and not earlier.is_symlink() and wrote(earlier)
+
+
+def _status(folder: Path) -> str | None:
+    try:
+        return read_run(folder).status
+    except HeadwiseError:
+        return None
+
+
+def complete(output: Path) -> None:
+    """Work that grows in `output` is whole: its record says so, and what it replaced goes."""
+    if read_run(output).status != "finished":
+        update_run(output, status="finished")
+    earlier = replaced_by(output)
+    if _waits(earlier):
+        discard(earlier)
 
 
 def drop_partial(output: Path) -> None:
@@ -291,6 +364,15 @@ def differences(
     return found
 
 
+def _differing(
+    found: RunRecord, wanted: RunRecord, free: Collection[str], later: Collection[str]
+) -> dict[str, str]:
+    """The inputs in which two runs differ, those apart that may."""
+    wanted = RunRecord.model_validate_json(wanted.model_dump_json())  # tuples become lists
+    differ = differences(found.inputs, wanted.inputs, later)
+    return {n: v for n, v in differ.items() if not {n, n.split(".")[-1]} & {*free}}
+
+
 def _begin(
     folder: Path,
     wanted: RunRecord,
@@ -311,8 +393,7 @@ def _begin(
             if not force:
                 raise
         else:
-            differ = differences(found.inputs, wanted.inputs, later)
-            differ = {n: v for n, v in differ.items() if not {n, n.split(".")[-1]} & {*free}}
+            differ = _differing(found, wanted, free, later)
             if found.kind != wanted.kind:
                 differ = {"kind": f"{found.kind} → {wanted.kind}"}
             if not differ:

@@ -79,6 +79,9 @@ def train(
     settings = recipe.settings
     rest = {name: getattr(recipe, name) for name in ("tokenizer", "vocab_size", "max_chars")}
     how: dict[str, Any] = {"observer": ProgressObserver(progress, "training"), "progress": progress}
+    if force:
+        made_up = {named} if isinstance(plan, Plan) else set()  # it is not read from there
+        check_output(folder, force=True, inputs=[n for n in recipe.reads if n not in made_up])
     if resume and force:
         raise HeadwiseError("--resume continues a run and --force replaces it; give only one.")
     startable = plan is not None and recipe.text and not (folder / RUN).exists()
@@ -133,6 +136,8 @@ def recover(
 
     folder = _folder(model)
     recipe = RecoverRecipe.of(model=str(folder), against=model_name(against), **options)
+    if force:
+        check_output(Path(out), force=True, inputs=recipe.reads, kind="folder")
 
     def finishing(made: Path) -> None:
         write_recipe(made, recipe)
@@ -185,7 +190,7 @@ def verify(
         **options,
     )
     if out is not None:
-        check_output(Path(out), force=force)
+        check_output(Path(out), force=force, inputs=recipe.reads, kind="file")
     texts = measured_data(recipe.text, recipe.images)
     others = [read_source(name) for name in recipe.held_out]
     settings = VerifySettings(
@@ -208,7 +213,7 @@ def verify(
         cut, against, texts, settings, others=others, targets=recipe.targets, progress=progress
     )
     if out is not None:
-        write_record(Path(out), found, force=force)
+        write_record(Path(out), found, force=force, inputs=recipe.reads)
         beside = isinstance(cut, str | Path) and Path(out).resolve().parent == Path(cut).resolve()
         if beside and Path(out).name == VERIFY_RECORD:
             write_card(Path(cut))  # the record is beside the model, so the card quotes its figures
@@ -239,7 +244,7 @@ def evaluate(
         model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
     )
     if out is not None:
-        check_output(Path(out), force=force)
+        check_output(Path(out), force=force, inputs=recipe.reads, kind="file")
     found = evaluate_model(
         open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code),
         [read_source(name) for name in recipe.text],
@@ -251,7 +256,7 @@ def evaluate(
         progress=progress,
     )
     if out is not None:
-        write_record(Path(out), found, force=force)
+        write_record(Path(out), found, force=force, inputs=recipe.reads)
     return found
 
 
@@ -358,7 +363,9 @@ def run(
     >>> import headwise as hw
     >>> again = hw.run("smaller/recipe.yaml", out="again")
     """
-    found = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe))
+    found = recipe
+    if not isinstance(found, Recipe):
+        found = read_recipe(Path(found), replacing=out if force else None)
     if out is None and found.verb in FOLDERS:
         raise HeadwiseError(f"{found.verb} needs an output folder; give one with --out.")
     verb = verb_of(found)

@@ -36,6 +36,19 @@ def test_a_text_becomes_a_plan_with_its_evidence(headwise, tmp_path, family):
     assert weights.stat().st_mtime_ns == before
 
 
+def test_proxies_never_mix_with_other_files(headwise, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT.documents[0])
+    (tmp_path / "album").mkdir()
+    (tmp_path / "album" / "cat.png").write_text("cat")
+    refused = headwise(
+        *("plan", "design", *SIZES.split(), *QUICK.split(), "--text", tmp_path / "text.txt"),
+        *("--proxy", tmp_path / "album", "-o", tmp_path / "plan.json"),
+    )
+    assert refused.code == 2
+    assert "headwise did not write it (it holds cat.png)" in refused.err
+    assert [p.name for p in (tmp_path / "album").iterdir()] == ["cat.png"]
+
+
 def test_images_are_refused(headwise, tmp_path):
     (tmp_path / "text.txt").write_text("some text")
     refused = headwise(

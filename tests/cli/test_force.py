@@ -5,6 +5,9 @@ import os
 
 import pytest
 
+from headwise.artifacts import atomic_file
+from headwise.errors import OutputError
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, write_llama):
@@ -67,3 +70,67 @@ def test_an_output_of_headwise_is_replaced(headwise, place):
     assert contents(place / "made") == before
     assert headwise(*command[:-4], "--tokens", "96", "-o", "made", "--force").code == 0
     assert contents(place / "made") != before
+
+
+SHAPE = ("--layers", "1", "--d-model", "16", "--heads", "2", "--context", "32")
+FILES = {
+    "eval": ("eval", "model", "--text", "text.txt"),
+    "verify": ("verify", "model", "--against", "model", "--text", "text.txt"),
+    "plan new": ("plan", "new", *SHAPE, "--policy", "theory", "--vectors", "text.txt"),
+    "design": ("plan", "design", *SHAPE, "--text", "text.txt"),
+    "gguf": ("export", "model", "--to", "gguf", "--no-check"),
+}
+
+
+@pytest.mark.parametrize("out", ["text.txt", "model/config.json", "album/cat.png", "album", "pipe"])
+@pytest.mark.parametrize("verb", FILES)
+def test_a_file_that_is_an_input_or_foreign_is_not_replaced(headwise, place, verb, out):
+    before = contents(place)
+    result = headwise(*FILES[verb], "-o", out, "--force")
+    assert result.code == 2, result.err
+    assert "Traceback" not in result.err
+    assert contents(place) == before
+    assert {p.name for p in place.iterdir()} == {"model", "text.txt", "album", "link", "pipe"}
+
+
+def test_a_page_takes_the_place_of_a_page_but_of_no_input(headwise, place):
+    plan, page = place / "plan.json", place / "plan.svg"
+    assert headwise("plan", "new", *SHAPE, "-o", plan).code == 0
+    assert headwise("plan", "new", *SHAPE, "-o", plan, "--force").code == 0
+    page.write_text("an earlier one")
+    assert headwise("plan", "show", plan, "--plot", page, "--force").code == 0
+    assert page.read_text() != "an earlier one"
+    refused = headwise("report", "model", "-o", "model/config.json", "--force")
+    assert refused.code == 2
+    assert "which this run reads" in refused.err
+
+
+def test_the_plan_and_the_recipe_of_a_run_are_inputs(headwise, place):
+    assert headwise("plan", "new", *SHAPE, "-o", "plan.json").code == 0
+    run = place / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"format": "headwise-run/2"}')
+    for name in ("plan.json", "recipe.yaml"):
+        (run / name).write_bytes((place / "plan.json").read_bytes())
+    (run / "recipe.yaml").write_text("{format: headwise-recipe/1, verb: train, plan: plan.json}")
+    before = contents(place)
+    for words in (
+        ("train", "run/plan.json", "--text", "text.txt", "-o", "run", "--force"),
+        ("run", "run/recipe.yaml", "-o", "run", "--force"),
+    ):
+        refused = headwise(*words)
+        assert refused.code == 2
+        assert "which this run reads" in refused.err
+    assert contents(place) == before
+
+
+def test_the_first_of_two_writers_wins(place):
+    """Both have seen a free place; the second one does not overwrite what the first has written."""
+    with (  # noqa: PT012
+        pytest.raises(OutputError, match="another run has just written"),
+        atomic_file(place / "x.json", inputs=[]) as mine,
+    ):
+        mine.write_text("mine")
+        (place / "x.json").write_text("theirs")
+    assert (place / "x.json").read_text() == "theirs"
+    assert not list(place.glob(".x.json*"))

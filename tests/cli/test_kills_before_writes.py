@@ -179,6 +179,40 @@ def test_reproduce(killed_before_each):
     assert effects > 15
 
 
+@pytest.mark.parametrize(("target", "out"), [("padded", "out"), ("gguf", "out.gguf")])
+def test_export(killed_before_each, place, target, out):
+    """To a folder and to a file; the engine's check writes nothing."""
+    effects, lives = killed_before_each(
+        *("export", place / "model", "--to", target, "--no-check", "-o", out)
+    )
+    assert effects == lives
+    assert effects > 10
+
+
+def test_design(killed_before_each, place):
+    """A training run and a profile of each proxy; every eighth write."""
+    sizes = ("--layers", "2", "--d-model", "16", "--heads", "2", "--context", "16")
+    proxies = ("--seeds", "1", "--steps", "1", "--proxy-layers", "1", "--proxy-d-model", "8")
+    effects, lives = killed_before_each(
+        *("plan", "design", *sizes, *proxies, "--text", place / "text.txt", "--tokens", "32"),
+        *("--batch-size", "2", "--attn-params", "75%", "--device", "cpu", "-o", "plan.json"),
+        every=8,
+    )
+    assert lives >= effects // 8
+    assert effects > 40
+
+
+def test_text_that_the_model_writes_itself(killed_before_each, place):
+    sizes = ("--tokens", "32", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
+    effects, lives = killed_before_each(
+        *("compress", place / "model", "--self-text", "64", *sizes, "--device", "cpu"),
+        *("--recover", "0", "--fit", "0", "--no-verify", "-o", "out"),
+        every=7,
+    )
+    assert lives >= effects // 7
+    assert effects > 40
+
+
 def test_verify_writes_its_file_and_the_card(killed_before_each, place):
     """`verify -o` of a file beside the model renews the card, too."""
     effects, _ = killed_before_each(

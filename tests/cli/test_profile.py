@@ -74,8 +74,7 @@ def test_wrong_input_is_one_sentence(headwise, checkpoint, tmp_path, options, me
     done = headwise("profile", *where, "-o", tmp_path / "p", *options)
     assert done.code == 2
     assert message in done.err
-    errors = [x for x in done.err.splitlines() if not x.startswith("Profiling will need")]
-    assert len(errors) == 1
+    assert len(done.err.splitlines()) == 1  # nothing about memory before it
     assert not list(tmp_path.iterdir())
 
 

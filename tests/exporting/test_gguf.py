@@ -68,6 +68,20 @@ def test_llama_cpp_says_the_same(case, tokenizer, tmp_path):
     assert made.parity.positions >= 10
 
 
+def test_a_kill_after_the_file_has_its_name_leaves_nothing(tokenizer, tmp_path):
+    folder = with_tokenizer(portable("llama", (0, 2, 3), 6, **SIZES), tokenizer, tmp_path / "cut")
+    out, parts = tmp_path / "out.gguf", tmp_path / "out.gguf.partial"
+    made = hw.export(folder, to="gguf", out=out)
+    (parts / "parts").mkdir(parents=True)
+    again = hw.export(folder, to="gguf", out=out)
+    assert again.record == made.record
+    assert not parts.exists()
+    # The control: of other inputs, the file is in the way.
+    (parts / "parts").mkdir(parents=True)
+    with pytest.raises(HeadwiseError, match="exists already"):
+        hw.export(folder, to="gguf", dtype="fp16", out=out)
+
+
 def test_head_groups_may_differ_by_layer(tokenizer, tmp_path):
     head = hw.HeadSpec(qk_dim=8, vo_dim=8, queries=2, rotary_planes=(0, 1, 3, 4))
     shape = hw.ModelShape(

@@ -23,13 +23,17 @@ from headwise.data.pixels import ImageReader
 from headwise.data.text import read_source
 from headwise.data.tokens import load_tokenizer
 from headwise.errors import HeadwiseError, printable
+from headwise.exporting.record import EXPORT_RECORD, ExportRecord, read_export
+from headwise.measure.answers import tasks_asked
 from headwise.measure.record import read_verification
+from headwise.measure.self_text import SELF_TEXT_RECORD, SelfTextRecord, read_self_text
 from headwise.models.gguf import dequantised
 from headwise.models.record import read_cut_record
 from headwise.plan import ModelShape, Plan
 from headwise.plans import read_plan
 from headwise.profiling.format import Profile
 from headwise.recipe import read_recipe
+from headwise.records import write_record
 from headwise.reporting.sources import read_report_source
 from headwise.source import open_source
 
@@ -165,6 +169,8 @@ _READ: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             f"train plan.json --text trial/notes.txt {_TRAIN}",
         ),
     ),
+    ("cut", f"config.json {_WEIGHTS}", ("export trial --to padded --no-check -o out",)),
+    ("model", f"config.json {_WEIGHTS}", ("export trial --to gguf --no-check -o out.gguf",)),
     (
         "gguf",
         "tiny.gguf",
@@ -192,6 +198,9 @@ _READ: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 _READERS: dict[str, Callable[[Path], object]] = {
     "comparison": read_comparison,
+    "export": read_export,
+    "questions": lambda trial: tasks_asked(("piqa",), str(trial)),
+    "self-text": read_self_text,
     "cut": lambda trial: (read_cut_record(trial), read_verification(trial)),
     "gguf": lambda trial: dequantised(trial / "tiny.gguf", Path("cache")),
     "images": lambda trial: ImageReader("vit", (3, 6, 8)).pixels(read_images(str(trial))),
@@ -217,6 +226,9 @@ _LIBRARY = (
     ("run", "run.json plan.json metrics.jsonl", "report"),
     ("compared", "compare.json", "comparison"),
     ("plans", "plan.json", "plan"),
+    ("records", "export.json", "export"),
+    ("records", "piqa.jsonl", "questions"),
+    ("records", "self-text.json", "self-text"),
     ("texts", "notes.txt", "text"),
     ("gguf", "tiny.gguf", "gguf"),
     ("images", "3.png", "images"),
@@ -309,12 +321,20 @@ def _must(words: str) -> None:
 
 
 def _make_texts_and_plans(place: Path) -> None:
-    for folder in ("texts", "plans", "vectors"):
+    for folder in ("texts", "plans", "vectors", "records"):
         (place / folder).mkdir()
     shutil.copy(place / "text.txt", place / "texts" / "notes.txt")
     plan = Plan.uniform(SHAPE).to_json()
     (place / "plan.json").write_text(plan)
     (place / "plans" / "plan.json").write_text(plan)
+    export = {"key": "0", "model": "model", "target": "stock", "architecture": "x", "dtype": "y"}
+    write_record(place / "records" / EXPORT_RECORD, ExportRecord(**export, notes=("a note",)))
+    own = SelfTextRecord(
+        key="0", model="model", weights_sha256="0", tokens=9, seed=0, documents=("one", "two")
+    )
+    write_record(place / "records" / SELF_TEXT_RECORD, own)
+    question = {"query": "what", "choices": ["this", "that"], "gold": 1}
+    (place / "records" / "piqa.jsonl").write_text(2 * f"{json.dumps(question)}\n")
     np.save(place / "vectors" / "vectors.npy", np.random.default_rng(0).normal(size=(40, 6)))
 
 

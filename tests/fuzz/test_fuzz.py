@@ -15,7 +15,7 @@ from tests.fuzz.fuzzer import attempt, wrong_with
 from tests.fuzz.places import READERS, VERBS, make_small_place
 
 SCRIPT = Path(__file__).with_name("fuzzer.py")
-QUICK = ("model", "texts", "plans")  # are quickly made
+QUICK = ("model", "texts", "plans", "records")  # are quickly made
 FEW = 60
 
 

@@ -1,9 +1,11 @@
 """Text that a model writes itself: drawn from its distribution, the same after a kill."""
 
 import math
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import headwise as hw
 from headwise.errors import HeadwiseError
@@ -36,6 +38,16 @@ def test_the_seed_decides_the_text(source, tmp_path):
     assert again == one
     with pytest.raises(HeadwiseError, match=r"with seed 0, not 200 of .* with seed 3"):
         self_text(source, 200, tmp_path / "a", seed=3)
+
+
+def test_text_of_other_weights_is_refused(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    self_text(open_source(tmp_path / "model"), 60, tmp_path / "a")
+    weights = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({n: 1.5 * t for n, t in tensors.items()}, weights, {"format": "pt"})
+    with pytest.raises(HeadwiseError, match="was written by other weights than"):
+        self_text(open_source(tmp_path / "model"), 60, tmp_path / "a")
 
 
 def test_a_killed_writing_ends_in_the_same_text(source, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Names that are HTML, Markdown, templates or terminal escapes stay names in every output."""
 
 import json
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -9,7 +10,10 @@ from markdown_it import MarkdownIt
 from headwise.baselines.record import read_comparison
 from headwise.cli.console import say, show, table
 from headwise.errors import printable
+from headwise.exporting.card import write_export_card
+from headwise.exporting.record import ExportRecord
 from headwise.plan import Origin, Plan
+from headwise.planning.design import new_shape
 from headwise.profiling.format import Profile
 from headwise.reporting.card import CARD, code, plain, write_card
 from headwise.reporting.charts import pareto_chart, plan_chart, save_chart
@@ -95,7 +99,6 @@ def card_html(folder):
 def cut_folder(made, tmp_path_factory):
     """A cut model with its weights, so that a card can be written."""
     from headwise.models.build import build_model
-    from headwise.planning.design import new_shape
 
     folder = tmp_path_factory.mktemp("card") / "small"
     made.cut(folder, verification=made.verification())
@@ -115,6 +118,23 @@ def test_a_name_in_a_card_never_becomes_markdown(cut_folder, kind):
         write_card(folder, name=payload)
         assert is_quiet_text((folder / CARD).read_text())
         drawn.append(Elements(card_html(folder)))
+    ours, theirs = ([tag for tag in page.tags if tag != "code"] for page in drawn)
+    assert ours == theirs
+    assert drawn[1].bad == []
+
+
+@EVERY
+def test_a_name_in_the_card_of_an_export_never_becomes_markdown(tmp_path, kind):
+    shape = new_shape(n_layers=2, d_model=24, n_heads=3, context=31, vocab_size=53, family="llama")
+    source = SimpleNamespace(plan=Plan.uniform(shape), task="causal-lm")
+    drawn = []
+    for name in (HARMLESS, PAYLOADS[kind]):
+        record = ExportRecord(
+            key="", model=name, target="stock", architecture=name, dtype="float32", notes=(name,)
+        )
+        write_export_card(tmp_path, record, source, name=name)
+        assert is_quiet_text((tmp_path / CARD).read_text())
+        drawn.append(Elements(card_html(tmp_path)))
     ours, theirs = ([tag for tag in page.tags if tag != "code"] for page in drawn)
     assert ours == theirs
     assert drawn[1].bad == []

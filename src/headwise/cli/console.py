@@ -89,11 +89,17 @@ def _cleaned(render: RenderableType | str) -> RenderableType:
     return printable(render) if isinstance(render, str) else Cleaned()
 
 
-def draw(path: Path, chart: Callable[[ModuleType], Any], *, force: bool) -> None:
+def draw(
+    path: Path,
+    chart: Callable[[ModuleType], Any],
+    *,
+    force: bool,
+    inputs: Sequence[Path | str] = (),
+) -> None:
     """Draw a chart of `headwise.reporting.charts`; called before the result is shown."""
     from headwise.reporting import charts
 
-    charts.save_chart(chart(charts), path, force=force)
+    charts.save_chart(chart(charts), path, force=force, inputs=inputs)
     say(f"Wrote {path}.")
 
 

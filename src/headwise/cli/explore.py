@@ -24,7 +24,7 @@ def explore(asked: ExploreOptions, common: Common) -> None:
     Example: headwise explore model.profile --save plans.html
     """
     if asked.save is not None:
-        check_output(Path(asked.save), force=common.force)
+        check_output(Path(asked.save), force=common.force, inputs=[asked.profile], kind="page")
         if asked.open:
             raise HeadwiseError("--open is for the served page; leave it out, or leave out --save.")
     answers = Answers(Profile.read(Path(asked.profile)), asked.context, asked.batch)
@@ -39,7 +39,7 @@ def _save(answers: Answers, asked: ExploreOptions, save: Path, common: Common) -
 
     with shown() as progress:
         page = saved_page(answers, asked.profile, asked.step, progress)
-    write_text(save, page, force=common.force)
+    write_text(save, page, force=common.force, inputs=[asked.profile], kind="page")
     document = {"page": str(save), "bytes": len(page.encode())}
     show(document, as_json=common.as_json, render=f"Wrote {save}.")
 

@@ -117,7 +117,7 @@ def run(
 
     Example: headwise run smaller/recipe.yaml -o again
     """
-    found = read_recipe(recipe)
+    found = read_recipe(recipe, replacing=out if force else None)
     module, name = {**COMMANDS, **PLANS}[found.verb]
     if out is None and found.verb in FOLDERS:
         raise HeadwiseError(f"{found.verb} needs an output folder; give one with -o.")

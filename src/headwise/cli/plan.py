@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.artifacts import check_output, write_text
 from headwise.cli.console import command_line, draw, say, show, table
 from headwise.cli.options import Common, ForceFlag, JsonFlag, PlotFile, options_command
 from headwise.errors import BudgetError
@@ -18,7 +17,15 @@ from headwise.plan import RESOURCE_NAMES, RESOURCES, LayerPlan, Plan
 from headwise.planning.cost import cost as plan_cost
 from headwise.planning.cost import dense_cost
 from headwise.planning.targets import runs_in
-from headwise.plans import Sweep, best_fit, new_plan, read_plan, sweep_recipe
+from headwise.plans import (
+    Sweep,
+    best_fit,
+    check_plan_file,
+    new_plan,
+    read_plan,
+    sweep_recipe,
+    write_plan,
+)
 from headwise.recipe import DesignRecipe, FitRecipe, NewPlanRecipe
 
 if TYPE_CHECKING:
@@ -96,7 +103,7 @@ def show_plan(
     """
     plan = read_plan(plan_file)
     if plot:
-        draw(plot, lambda charts: charts.plan_chart(plan), force=force)
+        draw(plot, lambda charts: charts.plan_chart(plan), force=force, inputs=[plan_file])
     show(_document(plan, costs(plan)), as_json=json, render=picture(plan))
 
 
@@ -237,11 +244,9 @@ def fit(recipe: FitRecipe, common: Common) -> None:
             )
         _show_sweep(sweep_recipe(recipe.profile, recipe, pareto), as_json=common.as_json)
         return
-    if common.out:
-        check_output(common.out, force=common.force)
+    check_plan_file(common.out, recipe, common.force)
     found = best_fit(recipe.profile, recipe, command_line())
-    if common.out:
-        write_text(common.out, found.plan.to_json(), force=common.force)
+    write_plan(found.plan, common.out, recipe, common.force)
     counted = costs(found.plan, recipe.context, recipe.batch)
     _show(found.plan, common, counted, predicted=_predicted(found))
 

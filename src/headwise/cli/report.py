@@ -18,7 +18,7 @@ def report(asked: ReportOptions, common: Common) -> None:
     Example: headwise report smaller -o report.html
     """
     page = common.out or Path("report.html")
-    check_output(page, force=common.force)
+    check_output(page, force=common.force, inputs=asked.reads, kind="page")
     if asked.samples and (Path(asked.run) / "model").is_dir():
         quiet_transformers()
     how = {name: value for name, value in asked.stated.items() if name != "run"}

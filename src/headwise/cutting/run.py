@@ -89,7 +89,7 @@ def _cut(
     source = request.source
     if source.folder is not None:
         need = cut_need(source.plan, tokens=request.profile.record.tokens)
-        need.check(progress, advice="use a profile of fewer tokens")
+        progress = need.check(progress, advice="use a profile of fewer tokens")
     name, rows = request.profile.inputs
     if name == "input_ids":
         refuse_unknown_tokens(rows, source.config.vocab_size)

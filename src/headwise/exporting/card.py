@@ -46,7 +46,7 @@ def _text(record: ExportRecord, source: Source, name: str) -> str:
         parts.append(
             "```python\n"
             f"from transformers import {kind}\n\n"
-            f'model = {kind}.from_pretrained("{name}")\n```'
+            f'model = {kind}.from_pretrained("path/to/this/folder")\n```'
         )
     if record.parity is not None:
         said = str(record.parity)

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from headwise.artifacts import Kind
 from headwise.exporting.card import write_export_card
 from headwise.exporting.padded import PaddedForm
 from headwise.exporting.parity import stock_parity
 from headwise.exporting.parts import ExportRequest, chosen_dtype, laid_out_parts, record_of
 from headwise.exporting.reading import Reader
-from headwise.exporting.record import EXPORT_RECORD, ExportRecord
+from headwise.exporting.record import EXPORT_RECORD, ExportRecord, read_export
 from headwise.exporting.stock import StockForm
 from headwise.models.checkpoint import CheckpointWriter
 from headwise.planning.targets import LLAMA_LIKE, target_of
@@ -23,6 +24,9 @@ from headwise.runs import Run
 
 class FolderExport:
     """An export to a folder of transformers."""
+
+    writes: Kind = "folder"
+    finished = staticmethod(read_export)
 
     def __init__(self, request: ExportRequest) -> None:
         self.request, reader = request, Reader(request.source)

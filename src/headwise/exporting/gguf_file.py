@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.artifacts import atomic_file
+from headwise.artifacts import GGUF_MARK, Kind, atomic_file
 from headwise.errors import HeadwiseError, quoted
 from headwise.exporting.gguf_tokenizer import Vocabulary, vocabulary
 from headwise.exporting.layout import HeadShape, laid_out
@@ -70,7 +70,6 @@ class GGUFForm:
     def __init__(self, reader: Reader, stored: str) -> None:
         self.reader, self.stored = reader, stored
         self.counts = [len(layer.heads) for layer in reader.layers]
-        self.kept_wide: set[str] = set()  # tensors that no block of a quantised format divides
         self.rotary: RotaryForm | None = None
         if reader.config.model_type == "gpt2":
             answer = target_of("gguf").runs(reader.source.plan)
@@ -198,14 +197,15 @@ class GGUFForm:
             kind = "F32"
         block = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
         if tensor.shape[-1] % block:
-            self.kept_wide.add(name.split(".", 2)[-1] if name.startswith("blk.") else name)
             kind = "F16"
         packed = quants.quantize(numbers, GGMLQuantizationType[kind])
         return {f"{name}|{kind}": np.ascontiguousarray(packed)}
 
 
 class GGUFExport:
-    """An export to one GGUF file."""
+    """An export to one GGUF file, which tells in its metadata from which inputs it was made."""
+
+    writes: Kind = "file"
 
     def __init__(self, request: ExportRequest) -> None:
         if request.check:
@@ -224,28 +224,44 @@ class GGUFExport:
         self, run: Run, progress: Progress, finishing: Callable[[Path], None] | None
     ) -> ExportRecord:
         """Lay out, quantise, write, measure."""
-        request, form = self.request, self.form
-        parts = list(laid_out_parts(run, form, self.layers, progress))
+        request = self.request
+        parts = list(laid_out_parts(run, self.form, self.layers, progress))
         with atomic_file(run.output, force=run.force, inputs=run.inputs_read) as file:
             self._write(file, run, parts)
-            parity = None
             if request.check:
                 progress("checking", 0, 1)
-                parity = llama_cpp_parity(request.source, file, self.stored)
+            record = self.finished(file)
         run.finished = True
-        notes = []
+        return record
+
+    def finished(self, file: Path) -> ExportRecord:
+        """The record of a file that is whole; its parity is measured in llama.cpp."""
+        request, form, notes = self.request, self.form, []
+        parity = llama_cpp_parity(request.source, file, self.stored) if request.check else None
         if form.stored_twice:
             notes.append("mimo2 has no tied embeddings, so they are stored twice.")
-        if form.kept_wide:
-            listed = ", ".join(sorted(form.kept_wide))
+        wide = self._kept_wide(file)
+        if wide:
+            listed = ", ".join(sorted(wide))
             notes.append(f"{listed} stay in 16 bits: no block of {self.stored} divides their rows.")
         return record_of(request, form.architecture, self.dtype, parity, tuple(notes))
+
+    def _kept_wide(self, file: Path) -> set[str]:
+        """Tensors that no block of the quantised format divides."""
+        from gguf import GGMLQuantizationType, GGUFReader
+
+        if self.stored not in QUANTIZED:
+            return set()
+        tensors = GGUFReader(file).tensors
+        names = [t.name for t in tensors if t.tensor_type == GGMLQuantizationType.F16]
+        return {name.split(".", 2)[-1] if name.startswith("blk.") else name for name in names}
 
     def _write(self, file: Path, run: Run, parts: list[str]) -> None:
         from gguf import GGMLQuantizationType, GGUFWriter
 
         form = self.form
         writer = GGUFWriter(file, form.architecture)
+        _add(writer, GGUF_MARK.decode(), run.key)
         _add(writer, "general.type", "model")
         _add(writer, "general.name", Path(run.output).stem)
         writer.add_quantization_version(2)

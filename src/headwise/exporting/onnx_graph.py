@@ -13,30 +13,31 @@ layer with heads of several widths caches them side by side, as one head.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
+from headwise.artifacts import Kind
 from headwise.errors import HeadwiseError
 from headwise.exporting.card import write_export_card
 from headwise.exporting.parity import sample_tokens
 from headwise.exporting.parts import DTYPES, ExportRequest, chosen_dtype, record_of
 from headwise.exporting.reading import Reader
-from headwise.exporting.record import EXPORT_RECORD, ExportRecord, Parity
+from headwise.exporting.record import EXPORT_RECORD, ExportRecord, Parity, read_export
 from headwise.planning.targets import target_of
 from headwise.progress import Progress
-from headwise.records import write_record
+from headwise.records import Record, read_record, write_record
 from headwise.runs import Run
 from headwise.source import Source
 
 GRAPH = "model.onnx"
+GRAPH_RECORD = "onnx.json"
 LIMIT = 1e-4  # of the largest logit
 _FIRST = 7  # tokens read at once before the rest is decoded one by one
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -66,8 +67,22 @@ class Decoder(torch.nn.Module):
         return out.logits, found
 
 
+class GraphRecord(Record):
+    """The content of onnx.json: what whoever runs the graph has to know of its cache.
+
+    `cache` has the heads and the width of every layer's keys and values.
+    """
+
+    format: Literal["headwise-onnx/1"] = "headwise-onnx/1"
+    cache: dict[str, tuple[int, int]]
+    outputs: tuple[str, ...]
+
+
 class ONNXExport:
     """An export to a folder with one graph."""
+
+    writes: Kind = "folder"
+    finished = staticmethod(read_export)
 
     def __init__(self, request: ExportRequest) -> None:
         for package in _PACKAGES:
@@ -100,9 +115,8 @@ class ONNXExport:
         with run.finish() as folder:
             names = write_graph(model, ids, folder / GRAPH)
             request.source.copy_companions(folder)
-            shapes = {n: list(x) for n, x in cache_shapes(model, ids).items()}
-            facts = {"format": "headwise-onnx/1", "cache": shapes, "outputs": names}
-            (folder / "onnx.json").write_text(json.dumps(facts, indent=2) + "\n")
+            shapes = cache_shapes(model, ids)
+            write_record(folder / GRAPH_RECORD, GraphRecord(cache=shapes, outputs=tuple(names)))
             parity = None
             if request.check:
                 progress("checking", 0, 1)
@@ -192,7 +206,7 @@ class Session:
             str(folder / GRAPH), options, providers=["CPUExecutionProvider"]
         )
         self._inputs = [x.name for x in self._session.get_inputs()]
-        cached = json.loads((folder / "onnx.json").read_text())["cache"]
+        cached = read_record(folder / GRAPH_RECORD, GraphRecord).cache
         self._empty = [np.zeros((1, h, 0, w), np.float32) for h, w in cached.values()]
         self.past: list[np.ndarray] = list(self._empty)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from headwise.records import Frozen, Record
+from headwise.records import Frozen, Record, read_record
 
 EXPORT_RECORD = "export.json"
 
@@ -57,6 +57,11 @@ class ExportRecord(Record):
     parity: Parity | None = None
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
+
+
+def read_export(folder: Path) -> ExportRecord:
+    """The record of an exported folder."""
+    return read_record(folder / EXPORT_RECORD, ExportRecord)
 
 
 @dataclass(frozen=True, slots=True)

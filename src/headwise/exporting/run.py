@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headwise.artifacts import gguf_key
 from headwise.errors import HeadwiseError, quoted
 from headwise.exporting.folder import FolderExport
 from headwise.exporting.gguf_file import GGUFExport
 from headwise.exporting.onnx_graph import ONNXExport
 from headwise.exporting.parts import ExportRequest
-from headwise.exporting.record import EXPORT_RECORD, ExportRecord, ExportResult
+from headwise.exporting.record import EXPORT_RECORD, ExportResult
 from headwise.progress import Progress, silent
-from headwise.records import read_record
 from headwise.runs import resume
 
 EXPORTS: dict[str, Any] = {
@@ -57,7 +57,9 @@ def export_model(
         force=force,
         reads=[request.source.name],
         command=request.command,
+        writes=export.writes,
+        made=gguf_key(out),
     ) as run:
         if run.finished:  # of a run that was killed at its very end
-            return ExportResult(out, read_record(out / EXPORT_RECORD, ExportRecord))
+            return ExportResult(out, export.finished(out))
         return ExportResult(out, export.write(run, progress, finishing))

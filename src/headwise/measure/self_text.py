@@ -30,9 +30,10 @@ LENGTH = 512  # tokens of a sequence, or the context where that is shorter
 class SelfTextRecord(Record):
     """The content of self-text.json."""
 
-    format: Literal["headwise-self-text/1"] = "headwise-self-text/1"
+    format: Literal["headwise-self-text/2"] = "headwise-self-text/2"
     key: str
     model: str
+    weights_sha256: str
     tokens: int
     seed: int
     documents: tuple[str, ...]
@@ -66,6 +67,7 @@ def write_self_text(
             record = SelfTextRecord(
                 key=run.key,
                 model=source.name,
+                weights_sha256=source.weights_sha256,
                 tokens=len(rows) * length,
                 seed=seed,
                 documents=tuple(written),
@@ -86,6 +88,11 @@ def self_text(
         raise HeadwiseError(
             f"{folder} holds {found.tokens:,} tokens that {found.model} wrote with seed "
             f"{found.seed}, not {tokens:,} of {source.name} with seed {seed}; remove it, or give "
+            "another --out."
+        )
+    if found.weights_sha256 != source.weights_sha256:
+        raise HeadwiseError(
+            f"{folder} was written by other weights than {source.name} has now; remove it, or give "
             "another --out."
         )
     drop_partial(folder)

@@ -107,7 +107,8 @@ def verify(
     if asked and reference.kind != "causal":
         raise HeadwiseError(f"tasks are for causal models, but this is {_KINDS[reference.kind]}.")
     with TemporaryDirectory(prefix="headwise-") as spare:
-        if _fit_together((model, reference), settings, progress):
+        together, progress = _fit_together((model, reference), settings, progress)
+        if together:
             pair = _load_pair(model, reference, task, settings)
         else:
             note(progress, "Memory is short: one model at a time.")
@@ -173,13 +174,13 @@ def _verification(
 
 def _fit_together(
     sources: tuple[Source, Source], settings: VerifySettings, progress: Progress
-) -> bool:
+) -> tuple[bool, Progress]:
     """Whether there is memory for both models; raises if there is not even for one.
 
-    Reports the peak to come. Only causal models can be compared one at a time.
+    The progress tells the peak to come. Only causal models can be compared one at a time.
     """
     if None in {one.folder for one in sources} or chosen_device(settings.device) != "cpu":
-        return True
+        return True, progress
     model, reference = (one.plan for one in sources)
     window = settings.window or min(reference.shape.context, DEFAULT_WINDOW)
     number = 2 if settings.dtype == "bf16" else NUMBER
@@ -189,8 +190,7 @@ def _fit_together(
     together = need.fits or sources[1].kind != "causal"
     if not together:
         need = verify_need((model, reference), in_turns=True, **how)
-    need.check(progress, advice="use a smaller --window, or --dtype bf16")
-    return together
+    return together, need.check(progress, advice="use a smaller --window, or --dtype bf16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,13 +148,18 @@ def pareto_chart(record: ComparisonRecord, only: int | None = None) -> Chart:
     return facets
 
 
-def save_chart(chart: Chart, path: Path, *, force: bool = False) -> None:
-    """Write a chart as PNG, SVG or a self-contained HTML page, by the ending of `path`."""
+def save_chart(
+    chart: Chart, path: Path, *, force: bool = False, inputs: Sequence[Path | str] | None = None
+) -> None:
+    """Write a chart as PNG, SVG or a self-contained HTML page, by the ending of `path`.
+
+    `inputs` as for `artifacts.atomic_file`.
+    """
     kind = path.suffix.lower()
     if kind not in ENDINGS:
         raise HeadwiseError(f"A chart's file must end in {', '.join(ENDINGS)}, got {path.name!r}.")
     drawn: Any = without_controls(chart)
-    with atomic_file(path, force=force) as temporary:
+    with atomic_file(path, force=force, inputs=inputs, kind="page") as temporary:
         if kind == ".html":
             temporary.write_text(chart_html(drawn, path.stem), encoding="utf-8")
         elif kind == ".svg":

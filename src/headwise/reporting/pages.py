@@ -71,7 +71,8 @@ def report(
     )
     if samples and isinstance(source, TrainingRun):
         source = with_samples(source)
-    write_text(Path(out), report_html(source), force=force)
+    reads = [place for place in (path, profile, compare) if place is not None]
+    write_text(Path(out), report_html(source), force=force, inputs=reads, kind="page")
     return Path(out)
 
 

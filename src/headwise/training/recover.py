@@ -25,6 +25,7 @@ from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError
 from headwise.memory import recover_need
 from headwise.models.record import CUT_RECORD, CutRecord, RecoveryRecord, read_cut_record
+from headwise.progress import silent
 from headwise.records import write_record
 from headwise.runs import Run, partial_of, resume
 from headwise.source import Source, open_source
@@ -112,8 +113,10 @@ def recover(
 
         folder, signal = RunFolder(partial_of(out)), 0
         if not on_main(processes, begin):
-            _check_memory(task, observer)
+            sentence = _check_memory(task)
             job = _job(task, processes.device)
+            if sentence and observer is not None:
+                observer.noted(sentence)
             outcome = train_model(job, processes, folder=folder, observer=observer)
             newest, signal = on_main(processes, conclude), outcome.signal
     processes.end_training()
@@ -160,19 +163,15 @@ def _task(
     return _Task(model, teacher, read_cut_record(folder), mixture, resolved, asked.train, inputs)
 
 
-def _check_memory(task: _Task, observer: Observer | None) -> None:
-    """Tell the peak to come, and stop where there is not that much."""
+def _check_memory(task: _Task) -> str:
+    """Stop where there is not that much memory; the peak to come, as a sentence."""
     settings = task.settings
     if settings.device != "cpu" or task.against.folder is None:
-        return
-
-    def noted(message: str, done: int, total: int) -> None:
-        if observer is not None:
-            observer.noted(message)
-
+        return ""
     tokens = settings.tokens_per_step // settings.accumulate
     need = recover_need(task.cut.plan, task.against.plan, tokens=tokens)
-    need.check(noted, advice="use a smaller --batch-size or --length")
+    need.check(silent, advice="use a smaller --batch-size or --length")
+    return need.sentence
 
 
 def _job(task: _Task, device: torch.device) -> TrainingJob:

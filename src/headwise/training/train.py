@@ -42,7 +42,7 @@ from headwise.errors import HeadwiseError, OutputError, quoted
 from headwise.plan import Origin, Plan
 from headwise.progress import Progress, silent
 from headwise.records import Frozen, parse_value, read_file
-from headwise.runs import RUN, Status, read_run, resume_in_place, update_run
+from headwise.runs import RUN, Status, complete, read_run, resume_in_place, update_run
 from headwise.training.batches import (
     Batch,
     MaskedBatches,
@@ -323,16 +323,17 @@ def _begin(
         free=FREE_ON_RESUME,
         command=request.command,
     )
-    run = held.enter_context(opened)
+    held.enter_context(opened)
     record = read_training(request.out)
     details = record.details
     if details is None:
         details = _prepare(request, built, progress)
-        run.drop_replaced()
     elif record.status != "finished":
         _check_tokens(RunFolder(request.out), details)
     if record.status != "finished":
         update_run(request.out, status="running", details=details.to_dict())
+    else:
+        complete(request.out)
     return record.status, details
 
 
@@ -481,6 +482,8 @@ def _train(
         rows = read_rows(folder.metrics)
         status: Status = "interrupted" if outcome.signal else "finished"
         ended = end(status, last=rows[-1] if rows else None)
+        if status == "finished":
+            complete(folder.path)
         return TrainResult(folder.path, status, ended.last, ended.text, outcome.signal)
 
     try:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headwise.artifacts import one_writer
 from headwise.errors import reason_of
 from headwise.papers.harness.claim import (
     Claim,
@@ -140,7 +141,8 @@ def run_missing(
 def redraw(folder: Path, known: Claims) -> ReproduceReport:
     """Judge and draw what the folder holds, running nothing."""
     run, judged = judge_folder(folder, known)
-    return write_outputs(folder, run, judged, known)
+    with one_writer(folder):
+        return write_outputs(folder, run, judged, known)
 
 
 def judge_folder(folder: Path, known: Claims) -> tuple[ReproduceInputs, tuple[JudgedClaim, ...]]:
