@@ -181,12 +181,12 @@ def test_reproduce(killed_before_each):
 
 @pytest.mark.parametrize(("target", "out"), [("padded", "out"), ("gguf", "out.gguf")])
 def test_export(killed_before_each, place, target, out):
-    """To a folder and to a file; the engine's check writes nothing."""
+    """To a folder and to a file; the engine's check writes nothing. Every third write."""
     effects, lives = killed_before_each(
-        *("export", place / "model", "--to", target, "--no-check", "-o", out)
+        *("export", place / "model", "--to", target, "--no-check", "-o", out), every=3
     )
-    assert effects == lives
-    assert effects > 10
+    assert lives >= effects // 3
+    assert effects > 20
 
 
 def test_design(killed_before_each, place):
@@ -195,7 +195,8 @@ def test_design(killed_before_each, place):
     proxies = ("--seeds", "1", "--steps", "1", "--proxy-layers", "1", "--proxy-d-model", "8")
     effects, lives = killed_before_each(
         *("plan", "design", *sizes, *proxies, "--text", place / "text.txt", "--tokens", "32"),
-        *("--batch-size", "2", "--attn-params", "75%", "--device", "cpu", "-o", "plan.json"),
+        *("--batch-size", "2", "--attn-params", "75%", "--multiple-of", "2", "--device", "cpu"),
+        *("-o", "plan.json"),
         every=8,
     )
     assert lives >= effects // 8
@@ -203,14 +204,15 @@ def test_design(killed_before_each, place):
 
 
 def test_text_that_the_model_writes_itself(killed_before_each, place):
+    """Every eleventh write."""
     sizes = ("--tokens", "32", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
     effects, lives = killed_before_each(
         *("compress", place / "model", "--self-text", "64", *sizes, "--device", "cpu"),
         *("--recover", "0", "--fit", "0", "--no-verify", "-o", "out"),
-        every=7,
+        every=11,
     )
-    assert lives >= effects // 7
-    assert effects > 40
+    assert lives >= effects // 11
+    assert effects > 100
 
 
 def test_verify_writes_its_file_and_the_card(killed_before_each, place):
