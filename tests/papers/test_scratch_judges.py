@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from headwise.papers.claims.allocation import adaptive, planned_vs_uniform
+from headwise.papers.claims.allocation import adaptive, planned_vs_uniform, two_layers
 from headwise.papers.claims.allocation.adaptive import Condition, adaptation, chosen_plans, regrets
 from headwise.papers.claims.allocation.planned_vs_uniform import ComputeCurve, final_loss, saving
 from headwise.papers.harness.claim import Results, TrialResult
@@ -84,6 +84,42 @@ def test_planned_against_uniform(values, verdict):
     assert finding.verdict == verdict
     assert len(finding.table.rows) == 2 * 6
     assert planned_vs_uniform.figure(results).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("gain", "flops", "verdict"),
+    [(0.5, 3.0, "holds"), (-0.5, 3.0, "does not hold"), (0.1, 4.0, "holds in part")],
+)
+def test_planned_classification(gain, flops, verdict):
+    claim = planned_vs_uniform.CLASSIFICATION
+    results = _results(claim, _planned(gain, flops, planned_vs_uniform.CLASSES))
+    assert claim.judge(results).verdict == verdict
+    assert claim.figure(results).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("last", "first", "wobble", "verdict"),
+    [
+        (-0.1, 0.1, 0.001, "holds"),
+        (0.1, -0.1, 0.001, "does not hold"),  # what the wider first layer does decides nothing
+        (-0.01, -0.1, 0.001, "does not hold"),  # for certain, but by less than 0.5% of the loss
+        (-0.1, 0.1, 0.5, "cannot be tested here"),
+    ],
+)
+def test_two_layers(last, first, wobble, verdict):
+    """A wider last layer against the best uniform plan, which lies 0.05 below the other."""
+    below = {"2 × 16": 0.05, "4 × 8": 0.0, "wide last": last, "wide first": first}
+
+    def values(trial):
+        noise = (trial.seed - 1) * wobble * (trial.name == "wide last")
+        loss = 4.0 + trial.seed / 10 + below[trial.name] + noise
+        return {"loss": loss, "attn_params": 100, "flops": 7}
+
+    results = _results(two_layers.CLAIM, values)
+    finding = two_layers.judge(results)
+    assert finding.verdict == verdict
+    assert "4 × 8" in finding.measured
+    assert two_layers.figure(results).to_dict()
 
 
 def test_one_seed_shows_nothing():
