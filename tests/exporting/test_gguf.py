@@ -28,6 +28,8 @@ CASES = {
     "from the second plane on": ("llama_tied", (1, 2, 3), 6, SIZES, "llama"),
     "biases": ("llama_biased", (0, 1, 4), 6, SIZES, "llama"),
     "values only": ("llama_tied", None, 6, SIZES, "mimo2"),
+    "keys wider than values": ("llama_tied", (0, 2, 3), 4, SIZES, "step35"),
+    "narrow keys of a progression": ("llama", (1, 2, 3), 4, SIZES, "step35"),
     "mistral": ("mistral", (0, 2, 3), 6, NO_WINDOW, "llama"),
     "qwen2": ("qwen2", (0, 2, 3), 6, {**SIZES, **FULL}, "llama"),
     "phi3": ("phi3", (0, 2, 3), 6, NO_WINDOW, "llama"),
@@ -82,8 +84,9 @@ def test_a_kill_after_the_file_has_its_name_leaves_nothing(tokenizer, tmp_path):
         hw.export(folder, to="gguf", dtype="fp16", out=out)
 
 
-def test_head_groups_may_differ_by_layer(tokenizer, tmp_path):
-    head = hw.HeadSpec(qk_dim=8, vo_dim=8, queries=2, rotary_planes=(0, 1, 3, 4))
+@pytest.mark.parametrize(("vo_dim", "expected"), [(8, "deci"), (6, "step35")])
+def test_head_groups_may_differ_by_layer(vo_dim, expected, tokenizer, tmp_path):
+    head = hw.HeadSpec(qk_dim=8, vo_dim=vo_dim, queries=2, rotary_planes=(0, 1, 3, 4))
     shape = hw.ModelShape(
         n_layers=2, d_model=24, context=128, n_heads=4, n_kv_heads=2, qk_dim=10, vo_dim=10,
         vocab_size=WORDS, ffn_dim=37,
@@ -92,7 +95,7 @@ def test_head_groups_may_differ_by_layer(tokenizer, tmp_path):
     model = tiny.randomise(build_model(hw.Plan(shape=shape, layers=layers), seed=1))
     folder = with_tokenizer(model, tokenizer, tmp_path / "cut")
     made = hw.export(folder, to="gguf", out=tmp_path / "out.gguf")
-    assert made.record.architecture == "deci"
+    assert made.record.architecture == expected
     assert made.parity.error < 1e-3
 
 
@@ -174,6 +177,9 @@ def test_what_llama_cpp_has_not_is_refused(tokenizer, tmp_path):
     cut = with_tokenizer(portable("gpt2", None, 8), tokenizer, tmp_path / "gpt2")
     with pytest.raises(HeadwiseError, match=r"gpt2 has no free head width.*padded first"):
         hw.export(cut, to="gguf", out=tmp_path / "out.gguf")
+    biased = with_tokenizer(portable("qwen2", None, 6, **FULL), tokenizer, tmp_path / "biased")
+    with pytest.raises(HeadwiseError, match="the classes that allow it have no biases"):
+        hw.export(biased, to="gguf", out=tmp_path / "out.gguf")
     plain = with_tokenizer(portable("llama", (0, 2, 3), 6, **SIZES), tokenizer, tmp_path / "cut")
     with pytest.raises(HeadwiseError, match="--quantize must be one of Q8_0"):
         hw.export(plain, to="gguf", quantize="Q6_K", out=tmp_path / "out.gguf")

@@ -2,11 +2,13 @@
 
     heads of one width, qk = vo    llama; deci where layers differ in their number of head groups
     qk ≠ vo, all rotary planes     mimo2
+    qk ≠ vo, otherwise             step35
     GPT-2, nothing cut             gpt2
 
-llama and deci turn neighbouring columns (rows of W_Q and W_K are reordered for it), mimo2 turns
-halves. `rope_freqs` holds the factors of kept rotary planes. mimo2 wants a layer with a sliding
-window; one is declared with a window longer than any text.
+llama and deci turn neighbouring columns (rows of W_Q and W_K are reordered for it), mimo2 and
+step35 turn halves. `rope_freqs` holds the factors of kept rotary planes. mimo2 and step35 want a
+layer with a sliding window: mimo2 gets a window longer than any text, step35 a layer that adds
+nothing, since its windowed layers know plain positions only.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -90,14 +92,21 @@ class GGUFForm:
         """llama.cpp's name of the class of model."""
         if self.rotary is None:
             return "gpt2"
+        alike = len(set(self.counts)) == 1
         if self.shape.qk_dim != self.shape.vo_dim:
-            return "mimo2"
-        return "llama" if len(set(self.counts)) == 1 else "deci"
+            return "mimo2" if self.plain and alike else "step35"
+        return "llama" if alike else "deci"
+
+    @property
+    def plain(self) -> bool:
+        """Whether all rotary planes stay, in order."""
+        assert self.reader.rotary is not None
+        return self.shape.slots == tuple(range(len(self.reader.rotary.frequencies)))
 
     @property
     def stored_twice(self) -> bool:
         """Whether tied embeddings must be written as two tensors: mimo2 cannot tie them."""
-        return self.architecture == "mimo2" and bool(self.reader.config.tie_word_embeddings)
+        return self.architecture in ("mimo2", "step35") and bool(self.reader.config.tie_word_embeddings)
 
     def around(self) -> Arrays:
         """Embeddings, last norm, output head, and the factors of the rotary planes."""
@@ -109,6 +118,29 @@ class GGUFForm:
         if self.rotary is not None and self.rotary.factors is not None:
             factors = torch.tensor(self.rotary.factors)
             made |= self._packed("rope_freqs.weight", factors)
+        if self.architecture == "step35":
+            made |= self._null_layer()
+        return made
+
+    def _null_layer(self) -> Arrays:
+        """A last layer that adds nothing: step35 wants one with a sliding window.
+
+        Such a layer turns by plain positions, so none of the model's own can be it. Norms of zero
+        make all that follows them zero; it has no MLP, and caches one head for one token.
+        """
+        n, d_model = len(self.reader), self.reader.config.hidden_size
+        key, value = self.shape.qk_dim, self.shape.vo_dim
+        shapes = {
+            "attn_norm": (d_model,),
+            "attn_q": (key, d_model),
+            "attn_k": (key, d_model),
+            "attn_v": (value, d_model),
+            "attn_output": (d_model, value),
+            "ffn_norm": (d_model,),
+        }
+        made: Arrays = {}
+        for name, size in shapes.items():
+            made |= self._packed(f"blk.{n}.{name}.weight", torch.zeros(size))
         return made
 
     def layer(self, i: int) -> Arrays:
@@ -136,7 +168,9 @@ class GGUFForm:
         n = len(self.reader)
         heads: Any = [c * shape.queries for c in self.counts]
         groups: Any = list(self.counts)
-        if self.architecture != "deci":
+        if self.architecture == "step35":
+            n, heads, groups = n + 1, [*heads, 1], [*groups, 1]
+        elif self.architecture != "deci":
             heads, groups = heads[0], groups[0]
         found: dict[str, Any] = {
             "block_count": n,
@@ -161,6 +195,15 @@ class GGUFForm:
         }
         if self.rotary.factor != 1.0:
             found |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.rotary.factor}
+        if self.architecture == "step35":
+            found |= {
+                "expert_feed_forward_length": ffn,
+                "attention.sliding_window": 1,
+                "attention.sliding_window_pattern": [i == n - 1 for i in range(n)],
+                "rope.dimension_count": 4 * len(shape.slots),
+                "rope.dimension_count_swa": 2 * len(shape.slots),
+                "rope.freq_base_swa": self.rotary.base,
+            }
         if self.architecture == "mimo2":
             found |= {
                 "expert_feed_forward_length": ffn,
@@ -239,7 +282,7 @@ class GGUFExport:
         request, form, notes = self.request, self.form, []
         parity = llama_cpp_parity(request.source, file, self.stored) if request.check else None
         if form.stored_twice:
-            notes.append("mimo2 has no tied embeddings, so they are stored twice.")
+            notes.append(f"{form.architecture} has no tied embeddings, so they are stored twice.")
         wide = self._kept_wide(file)
         if wide:
             listed = ", ".join(sorted(wide))

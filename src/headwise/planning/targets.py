@@ -118,14 +118,12 @@ def _gguf(plan: Plan) -> str:
     if qk == vo:
         return f"as {'llama' if len(counts) == 1 else 'deci'}, heads {qk} wide"
     _mimo(plan)
-    if not plain:
-        raise _No(
-            f"keys are {qk} and values {vo} wide, which it runs with all rotary planes only; keep "
-            "queries and keys whole, or make both sides one width"
-        )
+    if any(layer.biases for layer in plan.layers):
+        raise _No("keys and values differ in width, and the classes that allow it have no biases")
     if 0 in counts:
         raise _No("a layer has no head, which it runs only where keys are as wide as values")
-    return f"as mimo2, keys {qk} and values {vo} wide"
+    kind = "mimo2" if plain and len(counts) == 1 else "step35"
+    return f"as {kind}, keys {qk} and values {vo} wide"
 
 
 def _vllm(plan: Plan) -> str:
