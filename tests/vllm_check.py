@@ -1,12 +1,13 @@
-"""`make test-vllm`: what is exported to stock runs in real vLLM on the CPU.
+"""`make test-vllm`: what is exported runs in real vLLM on the CPU.
 
 Run by headwise's own Python with the path of a Python that has vLLM:
 
     .venv/bin/python tests/vllm_check.py .venv-vllm/bin/python
 
-A small random Llama, dense and cut to one head width, is exported; vLLM continues a prompt. Tokens
-must be ours, log-probabilities within 1e-4 nats, and the cut model's cache must hold as many more
-tokens in the same memory as its plan says.
+Small random models are exported, and vLLM continues a prompt. Tokens must be ours, their
+log-probabilities within 1e-4 nats, and the cache must hold as many more tokens in the same memory
+as the plan says. Portable plans run in vLLM's own classes, all others in headwise's class through
+its transformers backend. The last line is a control: a model with a wrong weight must not agree.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -25,37 +27,64 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import headwise as hw
 from headwise.data.text import read_source
 from headwise.data.tokens import trained_tokenizer
-from tests.exporting.portable import portable, saved
+from headwise.exporting.layout import HeadShape
+from headwise.models.build import convert, plan_of
+from headwise.models.slicing import sliced
+from headwise.planning.fit import Kept
+from headwise.planning.targets import served_width
+from tests import tiny
+from tests.exporting.portable import FULL, portable, saved
 
-SIZES = {"head_dim": 64, "hidden_size": 96, "vocab_size": 293, "max_position_embeddings": 256}
-# Query-key planes and value width: 64/64, and half of both, which its CPU kernels take.
-MODELS = {"dense": (None, 64), "cut": ((*range(0, 30, 2), 31), 32)}
+WORDS, CONTEXT = 293, 256
+SIZES = {"head_dim": 64, "hidden_size": 96, "vocab_size": WORDS, "scale": 0.08}
+LLAMA = {**SIZES, "max_position_embeddings": CONTEXT}
 PROMPT = list(range(10, 40))
 NEW = 12
-
-IN_VLLM = """
-import json, sys
-if __name__ == "__main__":
-    from vllm import LLM, SamplingParams
-    asked = json.loads(sys.argv[1])
-    sizes = {"max_model_len": 128, "max_num_seqs": 2}
-    llm = LLM(asked["model"], dtype="float32", enforce_eager=True, **sizes)
-    how = SamplingParams(temperature=0, max_tokens=asked["new"], logprobs=1, ignore_eos=True)
-    out = llm.generate({"prompt_token_ids": asked["prompt"]}, how)[0].outputs[0]
-    found = [one[token].logprob for one, token in zip(out.logprobs, out.token_ids)]
-    cache = llm.llm_engine.vllm_config.cache_config
-    blocks = (cache.num_gpu_blocks or 0) * cache.block_size
-    print("FOUND" + json.dumps({"tokens": list(out.token_ids), "logprobs": found, "room": blocks}))
-"""
+HALF = (*range(0, 30, 2), 31)  # half of the planes; its CPU kernels take heads of 32
+SCRIPT = Path(__file__).parents[1] / "benchmarks/in_vllm.py"
 
 
-def in_vllm(python: str, folder: Path, place: Path) -> dict:
-    script = place / "run.py"
-    script.write_text(IN_VLLM)
-    asked = json.dumps({"model": str(folder), "prompt": PROMPT, "new": NEW})
+def by_layer(name: str, **changes: Any) -> Any:
+    """A model whose layers have heads of 64 and of 32 in turn, each head with its own planes."""
+    model = convert(tiny.stock(name, **changes))
+    kept = []
+    for i, layer in enumerate(plan_of(model).layers):
+        row = []
+        for j, head in enumerate(layer.heads):
+            planes, free = len(head.rotary_planes or ()), head.qk_dim
+            if i % 2:  # both sides narrow; the second head's keys narrower still
+                count = 16 if j == 0 else 12
+                own = range(j, planes, 2)[:count] if planes else ()
+                free = range(0, free, 2) if not planes else ()
+                row.append(Kept(own, free, range(0, 64, 2)))
+            else:
+                still = range(free - 2 * planes)
+                row.append(Kept(range(planes), still, range(64)))
+        kept.append(row)
+    return sliced(model, kept)
+
+
+def models() -> dict[str, Any]:
+    """What is served, by name."""
+    gpt2 = {"n_embd": 128, "n_head": 2, "n_positions": CONTEXT, "vocab_size": WORDS, "scale": 0.08}
+    return {
+        "dense llama": portable("llama", None, 64, **LLAMA),
+        "llama, one width": portable("llama", HALF, 32, **LLAMA),
+        "qwen2, one width": portable("qwen2", HALF, 32, **LLAMA, **FULL),
+        "mistral, one width": portable("mistral", HALF, 32, **LLAMA, sliding_window=None),
+        "llama, widths by layer": by_layer("llama", **LLAMA),
+        "qwen2, widths by layer": by_layer("qwen2", **LLAMA, **FULL),
+        "mistral, widths by layer": by_layer("mistral", **LLAMA, sliding_window=None),
+        "gpt2, widths by layer": by_layer("gpt2", **gpt2),
+    }
+
+
+def in_vllm(python: str, folder: Path, **asked: Any) -> dict[str, Any]:
+    """What vLLM says of a folder."""
+    given = {"model": str(folder), "prompts": [PROMPT], "new": NEW, "trust": True, **asked}
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     done = subprocess.run(
-        [python, str(script), asked],
+        [python, str(SCRIPT), json.dumps(given)],
         capture_output=True,
         text=True,
         check=False,
@@ -63,38 +92,75 @@ def in_vllm(python: str, folder: Path, place: Path) -> dict:
     )
     lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND")]
     if not lines:
-        raise SystemExit(done.stderr[-4000:])
+        raise SystemExit(done.stderr[-6000:])
     return json.loads(lines[-1].removeprefix("FOUND"))
 
 
+def expected(model: Any) -> tuple[list[int], list[float]]:
+    """Our own continuation and its log-probabilities."""
+    with torch.no_grad():
+        ids = torch.tensor([PROMPT])
+        own = model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+        scores = model(own).logits[0].double().log_softmax(-1)
+    tokens = own[0, len(PROMPT) :].tolist()
+    return tokens, [float(scores[len(PROMPT) - 1 + i, t]) for i, t in enumerate(tokens)]
+
+
+def cached(folder: Path) -> int:
+    """The numbers that a token leaves in a cache with one width per layer."""
+    plan = hw.open_source(folder).plan
+    return sum(2 * served_width(layer, plan) * len(layer.heads) for layer in plan.layers)
+
+
 def main() -> None:
+    python, only = sys.argv[1], sys.argv[2:]
     text = "\n".join(read_source("builtin:python", max_chars=20_000).documents)
-    tokenizer = trained_tokenizer([text], SIZES["vocab_size"])
-    room = {}
+    tokenizer = trained_tokenizer([text], WORDS)
+    pools: dict[str, float] = {}  # numbers that fit, which is the same memory for all
     with TemporaryDirectory() as temporary:
         place = Path(temporary)
-        for name, (planes, vo_dim) in MODELS.items():
-            model = portable("llama", planes, vo_dim, scale=0.08, **SIZES)
-            folder = saved(model, place / name)
+        for name, model in models().items():
+            if only and name not in only:
+                continue
+            folder = saved(model, place / name.replace(" ", "-").replace(",", ""))
             tokenizer.save_pretrained(folder)
-            hw.export(folder, to="stock", out=place / f"{name}-stock")
-            found = in_vllm(sys.argv[1], place / f"{name}-stock", place)
-            with torch.no_grad():
-                ids = torch.tensor([PROMPT])
-                own = model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None)
-                scores = model(own).logits[0].double().log_softmax(-1)
-            tokens = own[0, len(PROMPT) :].tolist()
-            expected = [float(scores[len(PROMPT) - 1 + i, t]) for i, t in enumerate(tokens)]
-            error = max(abs(a - b) for a, b in zip(expected, found["logprobs"], strict=True))
-            assert found["tokens"] == tokens, (name, found["tokens"], tokens)
+            served = folder.with_name(f"{folder.name}-served")
+            made = hw.export(folder, to="vllm", out=served)
+            assert made.held, made.parity
+            found = in_vllm(python, served)
+            tokens, scores = expected(model)
+            error = max(abs(a - b) for a, b in zip(scores, found["logprobs"][0], strict=True))
+            print(
+                f"{name} (as {made.record.architecture}): {NEW} tokens agree, log-probabilities "
+                f"within {error:.1e} nats, room for {found['room']:,} tokens in 1 GiB, "
+                f"{cached(folder)} numbers each",
+                flush=True,
+            )
+            assert found["tokens"][0] == tokens, (name, found["tokens"], tokens)
             assert error < 1e-4, (name, error)
-            room[name] = found["room"]
-            print(f"{name}: {NEW} tokens agree, log-probabilities within {error:.1e} nats, "
-                  f"room for {found['room']:,} tokens in 1 GiB")  # fmt: skip
-    if room["dense"]:
-        gain = room["cut"] / room["dense"]
-        print(f"The cut model's cache holds {gain:.3f} times as many tokens.")
-        assert 1.9 < gain < 2.1, gain
+            pools[name] = found["room"] * cached(folder)
+        least, most = min(pools.values()), max(pools.values())
+        print(
+            f"Tokens times numbers per token differ by {most / least - 1:.2%} between the models."
+        )
+        assert most < 1.02 * least, pools
+        control(python, place, tokenizer)
+
+
+def control(python: str, place: Path, tokenizer: Any) -> None:
+    """Scores that are scaled wrongly must show."""
+    model = by_layer("llama", **LLAMA)
+    folder = saved(model, place / "control")
+    tokenizer.save_pretrained(folder)
+    right = HeadShape.score_scale
+    HeadShape.score_scale = property(lambda self: 1.5 * right.fget(self))  # type: ignore
+    hw.export(folder, to="vllm", out=place / "control-served", check=False)
+    HeadShape.score_scale = right  # type: ignore[method-assign]
+    found = in_vllm(python, place / "control-served")
+    tokens, scores = expected(model)
+    error = max(abs(a - b) for a, b in zip(scores, found["logprobs"][0], strict=True))
+    assert found["tokens"][0] != tokens or error > 1e-3, error
+    print(f"Control, scores scaled wrongly: {error:.1e} nats apart.")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 LimitText = Annotated[str | None, BeforeValidator(_limit)]
 Granularity = Literal["layer", "head", "model"]
 Projection = Literal["query", "key", "value"]
-Exported = Literal["stock", "gguf", "onnx", "padded"]
+FOR = "Stay within what this target runs: stock, gguf, vllm, onnx or padded; repeatable."
+Exported = Literal["stock", "gguf", "vllm", "onnx", "padded"]
 Target = Literal["stock", "gguf", "vllm", "onnx", "padded"]
 
 
@@ -211,10 +212,7 @@ class Budgets(Recipe):
     multiple_of: int = option(_W.multiple_of, "Head widths are multiples of this.", ge=1)
     min_dim: int | None = option(None, "Minimum head width [--multiple-of].", ge=1)
 
-    for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option(
-        (),
-        "Stay within what this target runs: stock, gguf, vllm, onnx or padded; repeatable.",
-    )
+    for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option((), FOR)
 
     @property
     def budget(self) -> Budget:
@@ -578,7 +576,7 @@ class ExportRecipe(Recipe):
     verb: Literal["export"] = "export"
     model: Name = option(..., MODEL)
     to: Exported = option(
-        ..., "stock (transformers without headwise), gguf (llama.cpp), onnx, or padded."
+        ..., "stock (transformers without headwise), gguf (llama.cpp), vllm, onnx, or padded."
     )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = option(
         "auto", "Number format: auto (as stored), fp32, fp16 or bf16."
@@ -639,6 +637,7 @@ class ExploreOptions(CommandOptions):
         None, "Context length for counting FLOPs and traffic [the model's].", ge=1
     )
     batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
+    for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option((), FOR)
 
 
 class TokenOptions(CommandOptions):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import headwise as hw
 from headwise.errors import HeadwiseError
@@ -207,3 +208,48 @@ def test_a_killed_export_resumes_where_it_stopped(tmp_path, monkeypatch):
     assert hw.export(model, to="stock", out=tmp_path / "out").held
     assert made == [0, 1, 2, 2]
     assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.slow  # a process of its own
+def test_numbers_stored_in_16_bits_are_not_rounded_again(tmp_path):
+    """A score scale that would have to be folded is stated instead: every weight keeps its bits."""
+    cut = portable("llama", (0, 2, 3), 6, scale=0.05).to(torch.bfloat16)
+    made = hw.export(saved(cut, tmp_path / "cut"), to="stock", out=tmp_path / "out")
+    assert made.record.architecture == "granite"
+    assert made.parity.error < 1e-5  # not the limit of 16 bits: both hold the same numbers
+    stored = load_file(tmp_path / "out/model.safetensors")
+    own = cut.backbone.model.layers[0].self_attn.q_proj.weight
+    assert torch.equal(stored["model.layers.0.self_attn.q_proj.weight"], own)
+    found = without_headwise(
+        tmp_path / "out", tmp_path / "again", tiny.inputs("llama")["input_ids"][:1]
+    )
+    assert found["class"] == "GraniteForCausalLM"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gpt2", "gpt_neox"])
+def test_any_widths_become_one_width_per_layer_for_vllm(name, tmp_path):
+    """vLLM itself is asked by `make test-vllm`; here the padded model is the same model."""
+    cut = tiny.narrowed(convert(tiny.stock(name)))
+    made = hw.export(saved(cut, tmp_path / "cut"), to="vllm", out=tmp_path / "out")
+    assert made.record.architecture == "headwise"
+    assert made.parity.error < 1e-5
+    served = hw.open_source(tmp_path / "out")
+    assert all(len({(h.qk_dim, h.vo_dim) for h in x.heads}) == 1 for x in served.plan.layers)
+    config = served.config
+    for layer, own in zip(config.per_layer_config, served.plan.layers, strict=True):
+        assert layer.head_dim == own.heads[0].qk_dim
+        assert layer.num_key_value_heads == len(own.heads)
+        assert layer.num_attention_heads == own.n_queries
+    assert config.auto_map["AutoModel"] == "modeling_headwise.HeadwiseModel"
+    assert (tmp_path / "out/heads_headwise.py").exists()
+
+
+def test_portable_plans_are_served_by_vllms_own_classes(tmp_path):
+    model = saved(portable("llama", (0, 2, 3), 6), tmp_path / "cut")
+    assert hw.export(model, to="vllm", out=tmp_path / "out").record.architecture == "llama"
+    padded = saved(portable("llama", None, 6), tmp_path / "values")
+    made = hw.export(padded, to="vllm", out=tmp_path / "values-out")
+    assert made.record.architecture == "headwise"
+    ragged = tiny.narrowed(convert(tiny.stock("qwen3")))
+    with pytest.raises(HeadwiseError, match="qwen3 normalises keys"):
+        hw.export(saved(ragged, tmp_path / "normed"), to="vllm", out=tmp_path / "no")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from headwise.errors import BudgetError
 from headwise.plan import Budget, HeadSpec, LayerPlan, Limit, ModelShape, Plan
 from headwise.planning.fit import FitProblem, HeadWorth, fit
-from headwise.planning.portable import fit_for
+from headwise.planning.portable import (
+    BY_LAYER,
+    GROUPS,
+    VALUES_ONLY,
+    WAYS,
+    WIDTH,
+    WIDTHS,
+    fit_for,
+    tied,
+    ways_for,
+)
 from headwise.planning.rules import WidthRules
 from headwise.planning.targets import TARGETS, runs_in
 
@@ -42,17 +54,42 @@ def test_the_plan_runs_in_the_target_it_was_made_for(share, target):
     found = best(given, share, target)
     assert {a.target: a for a in runs_in(found.plan)}[target].yes
     assert given.allows(found.plan, Budget(kv_bytes=Limit(share=share)))
-    assert found.loss_increase >= best(given, share).loss_increase - 1e-12
+    if "whole head groups" not in str(found.plan.origin.notes):  # which a free fit does not drop
+        assert found.loss_increase >= best(given, share).loss_increase - 1e-12
 
 
-def test_below_what_values_alone_can_save_keys_become_narrower_too():
-    wide, narrow = best(problem(), 0.75, "gguf").plan, best(problem(), 0.4, "gguf").plan
-    assert {(h.qk_dim, h.vo_dim) for x in wide.layers for h in x.heads} == {(16, 8)}
-    assert "values only" in wide.origin.notes[-1]
-    heads = [h for x in narrow.layers for h in x.heads]
-    assert {(h.qk_dim, h.vo_dim) for h in heads} == {(6, 6)}
-    assert len({h.rotary_planes for h in heads}) == 1
-    assert "one width" in narrow.origin.notes[-1]
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.3])
+@pytest.mark.parametrize("target", WAYS)
+def test_the_best_of_the_targets_ways_is_taken(share, target):
+    given, budget = problem(), Budget(kv_bytes=Limit(share=share))
+    losses = {}
+    for way in WAYS[target]:
+        with contextlib.suppress(BudgetError):
+            losses[way.name] = fit(tied(given, way), budget).loss_increase
+    found = best(given, share, target)
+    assert found.loss_increase == min(losses.values())
+    assert f"({min(losses, key=losses.__getitem__)})" in found.plan.origin.notes[-1]
+
+
+def test_what_each_way_ties():
+    def heads(way, share):
+        plan = fit(tied(problem(), way), Budget(kv_bytes=Limit(share=share))).plan
+        return plan, [h for x in plan.layers for h in x.heads]
+
+    plan, found = heads(VALUES_ONLY, 0.75)
+    assert {(h.qk_dim, h.vo_dim) for h in found} == {(16, 8)}
+    plan, found = heads(WIDTHS, 0.4)
+    assert len({(h.qk_dim, h.vo_dim, h.rotary_planes) for h in found}) == 1
+    plan, found = heads(WIDTH, 0.4)
+    assert {(h.qk_dim, h.vo_dim) for h in found} == {(6, 6)}
+    assert len({h.rotary_planes for h in found}) == 1
+    plan, found = heads(GROUPS, 0.5)
+    assert {(h.qk_dim, h.vo_dim) for h in found} == {(16, 16)}
+    assert len(found) == 3
+    plan, found = heads(BY_LAYER, 0.5)
+    assert all(h.qk_dim == h.vo_dim for h in found)
+    assert all(len({h.qk_dim for h in x.heads}) == 1 for x in plan.layers)
+    assert len({h.rotary_planes for h in found}) > 1
 
 
 def test_the_common_planes_are_the_best_for_all_heads_together():
@@ -70,8 +107,10 @@ def test_the_note_says_what_the_tie_costs():
     assert free.plan.origin.notes == ()
 
 
-def test_vllm_has_no_class_for_narrower_values():
-    found = best(problem(), 0.75, "vllm").plan
+def test_ways_are_those_that_all_targets_run():
+    assert ways_for(["vllm", "stock"]) == (WIDTH,)
+    assert ways_for(["onnx"]) == ()
+    found = best(problem(), 0.75, "vllm", "stock").plan
     assert {(h.qk_dim, h.vo_dim) for x in found.layers for h in x.heads} == {(12, 12)}
 
 

@@ -63,6 +63,29 @@ def test_head_groups_may_differ_by_layer_in_llama_cpp_only():
     assert found["stock"] == "no: layer 0 has 2 head groups and layer 1 1; one number is needed"
 
 
+def test_widths_by_layer_run_in_vllm():
+    found = answers(plan([head(48)] * 2, [head(40, 32)] * 2))
+    assert found["vllm"] == (
+        "yes: in headwise's class, keys and values of a layer as wide as its widest: 40, 64"
+    )
+    assert answers(plan([head()] * 2))["vllm"] == "yes: as llama, heads 64 wide"
+    empty = answers(plan([head(48)] * 2, []))
+    assert empty["vllm"] == "no: layer 1 has no head, and it caches keys in every layer"
+    mixed = answers(plan([head(48), head(40, queries=2)]))
+    assert mixed["vllm"] == "no: layer 0 has groups of 2 and 3 queries"
+    normed = answers(plan([head(64, 48)] * 2, family="qwen3"))
+    assert normed["vllm"].startswith("yes: in headwise's class")
+    assert "normalises keys" in answers(plan([head(48)] * 2, family="qwen3"))["vllm"]
+
+
+def test_narrow_keys_with_other_values_run_in_llama_cpp():
+    kept = tuple(range(0, 48, 2))
+    found = answers(plan([head(48, 32, planes=kept)] * 2, [head(48, 32, planes=kept)] * 2))
+    assert found["gguf"] == "yes: as step35, keys 48 and values 32 wide"
+    biased = plan([head(64, 48)] * 2, attention_biases=("query", "key", "value"))
+    assert "have no biases" in answers(biased)["gguf"]
+
+
 def test_families_are_refused_by_name():
     cut = plan([head(64, 48)] * 2, family="qwen3")
     assert (

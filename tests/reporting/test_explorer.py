@@ -25,6 +25,7 @@ from headwise.reporting.explorer.answers import (
     Answers,
     Choice,
     levels,
+    model_facts,
     saved_grid,
     tightest,
     unit_costs,
@@ -99,6 +100,29 @@ def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
         assert [e["runs"] for e in answer["engines"]] == [e["runs"] for e in document["runs_in"]]
         assert all(answer["cost"][r] == document["cost"][r] for r in RESOURCES)
     assert met >= 3
+
+
+@pytest.mark.parametrize("target", ["stock", "gguf", "vllm"])
+def test_plans_for_an_engine_are_those_of_the_command_line(made, headwise, tmp_path, target):
+    path = made.profile(tmp_path / "p", rotary=12)
+    profile = Profile.read(path)
+    answers = Answers(profile, targets=(target,))
+    facts = model_facts(answers, str(path))
+    assert facts["targets"] == [target]
+    for percent in (75, 50):
+        choice = Choice((100, percent, 100, 100), multiple_of=2)
+        done = headwise("plan", "fit", path, *fit_words(choice), "--for", target, "--json")
+        document, answer = json.loads(done.out), answers.answer(choice)
+        plan = Plan.from_dict(document["plan"])
+        assert answer["loss"] == document["predicted"]["loss_increase"]
+        assert answer["notes"] == list(plan.origin.notes)[len(profile.record.notes) :]
+        assert f"tied for {target}" in answer["notes"][0]
+        assert next(e for e in answer["engines"] if e["target"] == target)["runs"]
+        for i, layer in enumerate(plan.layers):  # the planes that the page writes
+            for j, head in layer.by_source.items():
+                own = profile.plan.layers[i].heads[j].rotary_planes
+                kept = sorted(facts["plane_order"][i][j][: answer["planes"][i][j]])
+                assert head.rotary_planes == tuple(own[p] for p in kept)
 
 
 @pytest.mark.parametrize("kind", KINDS)

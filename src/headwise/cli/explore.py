@@ -27,7 +27,8 @@ def explore(asked: ExploreOptions, common: Common) -> None:
         check_output(Path(asked.save), force=common.force, inputs=[asked.profile], kind="page")
         if asked.open:
             raise HeadwiseError("--open is for the served page; leave it out, or leave out --save.")
-    answers = Answers(Profile.read(Path(asked.profile)), asked.context, asked.batch)
+    read = Profile.read(Path(asked.profile))
+    answers = Answers(read, asked.context, asked.batch, asked.for_)
     if asked.save is not None:
         _save(answers, asked, Path(asked.save), common)
     else:

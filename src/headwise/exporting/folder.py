@@ -1,4 +1,4 @@
-"""Exports to folders of transformers: `stock` and `padded`."""
+"""Exports to folders of transformers: `stock`, `padded` and `vllm`."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from headwise.artifacts import Kind
 from headwise.exporting.card import write_export_card
 from headwise.exporting.padded import PaddedForm
@@ -14,8 +16,10 @@ from headwise.exporting.parity import stock_parity
 from headwise.exporting.parts import ExportRequest, chosen_dtype, laid_out_parts, record_of
 from headwise.exporting.reading import Reader
 from headwise.exporting.record import EXPORT_RECORD, ExportRecord, read_export
+from headwise.exporting.served import ServedForm
 from headwise.exporting.stock import StockForm
 from headwise.models.checkpoint import CheckpointWriter
+from headwise.plan import Plan
 from headwise.planning.targets import LLAMA_LIKE, target_of
 from headwise.progress import Progress
 from headwise.records import write_record
@@ -31,11 +35,7 @@ class FolderExport:
     def __init__(self, request: ExportRequest) -> None:
         self.request, reader = request, Reader(request.source)
         self.layers, self.dtype = len(reader), chosen_dtype(request, reader)
-        # A family that has no other class than its own is exported whole, or not at all.
-        own = reader.config.model_type not in LLAMA_LIKE
-        whole = own and target_of("stock").runs(request.source.plan).yes
-        padded = request.target == "padded" or whole
-        self.form = PaddedForm(reader, self.dtype) if padded else StockForm(reader, self.dtype)
+        self.form = _form(request.target, reader, self.dtype)
         self.config = self.form.config
 
     def write(
@@ -49,6 +49,8 @@ class FolderExport:
                 for part in parts:
                     for name, tensor in run.get(part).items():
                         writer.put(name, tensor)
+            if isinstance(self.form, ServedForm):
+                self.form.write_code(folder)
             self.config.save_pretrained(folder)
             request.source.copy_companions(folder)
             parity = None
@@ -61,3 +63,21 @@ class FolderExport:
             if finishing is not None:
                 finishing(folder)
         return record
+
+
+def _form(target: str, reader: Reader, dtype: torch.dtype) -> StockForm | PaddedForm | ServedForm:
+    """What a target's folder holds."""
+    plan = reader.source.plan
+    if target == "vllm" and not _native(plan):
+        return ServedForm(reader, dtype)
+    # A family that has no other class than its own is exported whole, or not at all.
+    own = reader.config.model_type not in LLAMA_LIKE
+    if target == "padded" or (own and target_of("stock").runs(plan).yes):
+        return PaddedForm(reader, dtype)
+    return StockForm(reader, dtype)
+
+
+def _native(plan: Plan) -> bool:
+    """Whether a class that vLLM has of its own runs the plan."""
+    stock, served = (target_of(name).runs(plan) for name in ("stock", "vllm"))
+    return stock.yes and stock.how == served.how

@@ -1,13 +1,14 @@
 """GGUF files, which llama.cpp runs: weights in its layout, tokenizer and chat template included.
 
-    heads of one width, qk = vo    llama; deci where layers differ in their number of head groups
+    heads of one width, qk = vo    llama, or granite where folding the score scale would round;
+                                   deci where layers differ in their number of head groups
     qk ≠ vo, all rotary planes     mimo2
     qk ≠ vo, otherwise             step35
     GPT-2, nothing cut             gpt2
 
-llama and deci turn neighbouring columns (rows of W_Q and W_K are reordered for it), mimo2 and
-step35 turn halves. `rope_freqs` holds the factors of kept rotary planes. mimo2 and step35 want a
-layer with a sliding window: mimo2 gets a window longer than any text, step35 a layer that adds
+llama, granite and deci turn neighbouring columns (rows of W_Q and W_K are reordered for it), mimo2
+and step35 turn halves. `rope_freqs` holds the factors of kept rotary planes. mimo2 and step35 want
+a layer with a sliding window: mimo2 gets a window longer than any text, step35 a layer that adds
 nothing, since its windowed layers know plain positions only.
 """
 
@@ -16,6 +17,7 @@ nothing, since its windowed layers know plain positions only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from headwise.exporting.parts import ExportRequest, chosen_dtype, laid_out_parts
 from headwise.exporting.reading import LayerTensors, Reader
 from headwise.exporting.record import ExportRecord
 from headwise.exporting.rotary import RotaryForm, rotary_form
-from headwise.exporting.stock import portable_shape, split_mlp
+from headwise.exporting.stock import portable_shape, split_mlp, unfolded_scale
 from headwise.planning.targets import target_of
 from headwise.progress import Progress
 from headwise.runs import Run
@@ -60,6 +62,7 @@ _REST = {
     "mlp.c_proj": "ffn_down",
 }
 _SIDES = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output"}
+_PAIRED = ("llama", "deci", "granite")  # neighbouring columns are a rotary plane
 Arrays = dict[str, np.ndarray]
 
 
@@ -86,6 +89,8 @@ class GGUFForm:
             self.shape = portable_shape(reader, "gguf")
             assert reader.rotary is not None
             self.rotary = rotary_form(reader.rotary, self.shape)
+            if self.architecture == "llama" and stored in ("F16", "BF16"):
+                self.shape = replace(self.shape, scale=unfolded_scale(reader, self.shape))
 
     @property
     def architecture(self) -> str:
@@ -95,7 +100,8 @@ class GGUFForm:
         alike = len(set(self.counts)) == 1
         if self.shape.qk_dim != self.shape.vo_dim:
             return "mimo2" if self.plain and alike else "step35"
-        return "llama" if alike else "deci"
+        whole = "llama" if self.shape.scale is None else "granite"
+        return whole if alike else "deci"
 
     @property
     def plain(self) -> bool:
@@ -106,7 +112,9 @@ class GGUFForm:
     @property
     def stored_twice(self) -> bool:
         """Whether tied embeddings must be written as two tensors: mimo2 cannot tie them."""
-        return self.architecture in ("mimo2", "step35") and bool(self.reader.config.tie_word_embeddings)
+        return self.architecture in ("mimo2", "step35") and bool(
+            self.reader.config.tie_word_embeddings
+        )
 
     def around(self) -> Arrays:
         """Embeddings, last norm, output head, and the factors of the rotary planes."""
@@ -204,6 +212,8 @@ class GGUFForm:
                 "rope.dimension_count_swa": 2 * len(shape.slots),
                 "rope.freq_base_swa": self.rotary.base,
             }
+        if self.architecture == "granite":
+            found |= {"attention.scale": shape.score_scale, "logit_scale": 1.0}
         if self.architecture == "mimo2":
             found |= {
                 "expert_feed_forward_length": ffn,
@@ -215,7 +225,7 @@ class GGUFForm:
 
     def _turned(self, side: str, tensor: torch.Tensor) -> torch.Tensor:
         """Rows of queries and keys in the order in which the architecture turns them."""
-        if side not in ("query", "key") or self.architecture not in ("llama", "deci"):
+        if side not in ("query", "key") or self.architecture not in _PAIRED:
             return tensor
         by_head = tensor.unflatten(0, (-1, 2, self.shape.qk_dim // 2))
         return by_head.transpose(1, 2).flatten(0, 2)

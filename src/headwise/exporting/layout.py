@@ -71,21 +71,28 @@ class HeadShape:
 
 
 def laid_out(
-    layer: Layer, weights: Projections, shape: HeadShape, groups: Sequence[int], n_groups: int
+    layer: Layer,
+    weights: Projections,
+    shape: HeadShape | Sequence[HeadShape],
+    groups: Sequence[int],
+    n_groups: int,
 ) -> Projections:
     """The projections of a layer with `n_groups` heads of one shape.
 
-    `groups[j]` is the place that head group j takes; places that no group takes are zero.
+    `groups[j]` is the place that head group j takes; places that no group takes are zero. Heads
+    whose engine lets each have its own planes give a shape each, alike in all but the planes.
     """
-    heads = list(zip(groups, layer.heads, strict=True))
+    shapes = [shape] * len(layer.heads) if isinstance(shape, HeadShape) else shape
+    shape = shapes[0] if shapes else HeadShape((), 0, 0, 1)
+    heads = list(zip(groups, layer.heads, shapes, strict=True))
     made = {}
     for side, projection in weights.items():
         scores, shared = side in ("query", "key"), side in ("key", "value")
         width = shape.qk_dim if scores else shape.vo_dim
         places: list[int] = []
         factors: list[float] = []
-        for group, head in heads:
-            columns = shape.columns(head) if scores else range(head.vo_dim)
+        for group, head, own in heads:
+            columns = own.columns(head) if scores else range(head.vo_dim)
             factor = head.score_scale / shape.score_scale if side == "query" else 1.0
             for c in range(1 if shared else head.queries):
                 start = (group * (1 if shared else shape.queries) + c) * width

@@ -38,6 +38,7 @@ from headwise.source import Source
 
 GRAPH = "model.onnx"
 GRAPH_RECORD = "onnx.json"
+GENAI = "genai_config.json"
 LIMIT = 1e-4  # of the largest logit
 _FIRST = 7  # tokens read at once before the rest is decoded one by one
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -117,6 +118,9 @@ class ONNXExport:
             request.source.copy_companions(folder)
             shapes = cache_shapes(model, ids)
             write_record(folder / GRAPH_RECORD, GraphRecord(cache=shapes, outputs=tuple(names)))
+            settings = genai_settings(request.source, shapes)
+            if settings is not None:
+                (folder / GENAI).write_text(json.dumps(settings, indent=2) + "\n")
             parity = None
             if request.check:
                 progress("checking", 0, 1)
@@ -136,9 +140,16 @@ def write_graph(model: Any, ids: torch.Tensor, file: Path) -> list[str]:
     mask = torch.ones(1, 9, dtype=torch.long)
     # Two rows: a size of one would be taken for a constant.
     inputs = (new.repeat(2, 1), mask.repeat(2, 1), [x.repeat(2, 1, 1, 1) for x in past])
+    # The least of `total` is what tracing finds it to be (the graph itself takes any): without it
+    # tracing fails and is tried again by slower means.
     batch, length, seen, whole = (
-        torch.export.Dim(n, max=most)
-        for n, most in (("batch", 2**16), ("new", 2**20), ("past", 2**20), ("total", 2**21))
+        torch.export.Dim(n, min=least, max=most)
+        for n, least, most in (
+            ("batch", 1, 2**16),
+            ("new", 1, 2**20),
+            ("past", 1, 2**20),
+            ("total", 4, 2**21),
+        )
     )
     shapes = (
         {0: batch, 1: length},
@@ -191,6 +202,52 @@ def cache_shapes(model: Any, ids: torch.Tensor) -> dict[str, tuple[int, int]]:
     names = (f"{i}.{kind}" for i in range(10**6) for kind in ("key", "value"))
     past = _past(model, ids[:, :2])
     return {n: (x.shape[1], x.shape[3]) for n, x in zip(names, past, strict=False)}
+
+
+def genai_settings(source: Source, cache: dict[str, tuple[int, int]]) -> dict[str, Any] | None:
+    """What onnxruntime-genai reads beside a graph; None where it has no place for the cache.
+
+    It takes each layer's heads and width from the graph, one shape for both keys and values.
+    """
+    layers = len(cache) // 2
+    if any(cache[f"{i}.key"] != cache[f"{i}.value"] for i in range(layers)):
+        return None
+    config = source.stock_config
+    decoder = {
+        "session_options": {"provider_options": []},
+        "filename": GRAPH,
+        "head_size": max(width for _, width in cache.values()),
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": max(heads for heads, _ in cache.values()),
+        "num_hidden_layers": layers,
+        "inputs": {
+            "input_ids": "input_ids",
+            "attention_mask": "attention_mask",
+            "past_key_names": "past_key_values.%d.key",
+            "past_value_names": "past_key_values.%d.value",
+        },
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+    }
+    special = {
+        name: value
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if (value := getattr(config, name, None)) is not None
+    }
+    special.setdefault("pad_token_id", special.get("eos_token_id", 0))
+    model = {
+        "type": "llama",  # the plain decoder: ids, mask and cache in, logits and cache out
+        "vocab_size": config.vocab_size,
+        "context_length": source.plan.shape.context,
+        **special,
+        "decoder": decoder,
+    }
+    search = {"max_length": source.plan.shape.context, "past_present_share_buffer": False}
+    return {"model": model, "search": search}
 
 
 class Session:

@@ -26,6 +26,7 @@ class Parity(Frozen):
     error: float
     limit: float
     top_agreement: float  # share of positions with the same likeliest token
+    computed: str = "float32"  # the number format that both ran in
     cached_numbers: int | None = None  # per token, counted in the engine's own cache
 
     @property
@@ -36,8 +37,9 @@ class Parity(Frozen):
     def __str__(self) -> str:
         unit = "of the largest logit" if self.measure == "logits" else "nats"
         verdict = "parity held" if self.held else "PARITY MISSED"
+        where = self.engine if self.computed == "float32" else f"{self.engine} in {self.computed}"
         return (
-            f"{verdict} in {self.engine}: {self.measure} differ by at most {self.error:.2g} {unit} "
+            f"{verdict} in {where}: {self.measure} differ by at most {self.error:.2g} {unit} "
             f"(limit {self.limit:.2g}) at {self.positions} positions, the likeliest token agrees "
             f"at {self.top_agreement:.1%}"
         )

@@ -27,6 +27,7 @@ EXPORTS: dict[str, Any] = {
     "gguf": GGUFExport,
     "onnx": ONNXExport,
     "padded": FolderExport,
+    "vllm": FolderExport,
 }
 
 

@@ -1,6 +1,7 @@
 """Folders that transformers loads without headwise: a cut model in a class it knows.
 
-    one width, qk = vo    llama with `head_dim`; windowed mistral and qwen2 stay what they are
+    one width, qk = vo    llama with `head_dim`; windowed mistral and qwen2 stay what they are;
+                          granite, which states its score scale, where folding it would round
     one width, qk ≠ vo    mimo_v2_flash with every layer full attention and a dense MLP
 
 A form says what the files will hold, one layer at a time; `headwise.exporting.run` writes them.
@@ -10,6 +11,8 @@ A form says what the files will hold, one layer at a time; `headwise.exporting.r
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +49,8 @@ class StockForm:
     def __init__(self, reader: Reader, dtype: torch.dtype) -> None:
         self.reader, self.dtype = reader, dtype
         self.shape = portable_shape(reader, "stock")
+        if self.architecture == "llama":
+            self.shape = replace(self.shape, scale=unfolded_scale(reader, self.shape))
         self.n_groups = len(reader.layers[0].heads)
 
     @property
@@ -53,7 +58,9 @@ class StockForm:
         """The stock model type."""
         if self.shape.qk_dim != self.shape.vo_dim:
             return "mimo_v2_flash"
-        return self.reader.config.model_type if self._windowed else "llama"
+        if self._windowed:
+            return self.reader.config.model_type
+        return "llama" if self.shape.scale is None else "granite"
 
     @cached_property
     def config(self) -> Any:
@@ -69,9 +76,11 @@ class StockForm:
             ),
         }
         kind = self.architecture
-        if kind == "llama":
+        if kind in ("llama", "granite"):
             given |= {"attention_bias": self._biased, "mlp_bias": getattr(source, "mlp_bias", 0)}
             given["mlp_bias"] = bool(given["mlp_bias"])
+            if kind == "granite":
+                given["attention_multiplier"] = shape.score_scale
         elif kind == "mimo_v2_flash":
             n = source.num_hidden_layers
             rope = {**given["rope_parameters"], "partial_rotary_factor": 1.0}
@@ -106,7 +115,7 @@ class StockForm:
         ).items():
             place = f"{start}self_attn.{PROJECTIONS[side]}"
             made[f"{place}.weight"] = own.weight
-            if self._biased and (side != "output" or self.architecture == "llama"):
+            if self._biased and (side != "output" or self.architecture in ("llama", "granite")):
                 none = own.weight.new_zeros(own.weight.shape[0])
                 made[f"{place}.bias"] = none if own.bias is None else own.bias
         for name, tensor in split_mlp(read.rest).items():
@@ -138,6 +147,19 @@ def portable_shape(reader: Reader, target: str) -> HeadShape:
     head = next(h for layer in reader.layers for h in layer.heads)
     free = head.qk_dim - 2 * len(head.rotary_planes)
     return HeadShape(head.rotary_planes, free, head.vo_dim, head.queries, free_in_slots=free > 0)
+
+
+def unfolded_scale(reader: Reader, shape: HeadShape) -> float | None:
+    """The score scale that a class must state, so that no stored number is rounded again.
+
+    None where folding it into the queries is exact: in float32 (as near as float32 is), where the
+    factor is a power of two, and where heads have several scales, which no class states.
+    """
+    scales = {head.score_scale for layer in reader.layers for head in layer.heads}
+    scale = min(scales)
+    whole, _ = math.frexp(scale / shape.score_scale)
+    exact = reader.dtype == torch.float32 or abs(whole - 0.5) < 1e-9
+    return None if exact or len(scales) > 1 else scale
 
 
 def split_mlp(rest: Tensors) -> Tensors:

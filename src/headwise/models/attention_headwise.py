@@ -65,7 +65,7 @@ class HeadwiseAttention(nn.Module):
     """Drop-in for a stock attention module: same call, same return."""
 
     o_proj: Any  # an nn.Linear, or the OutputBias of a layer without heads
-    classes: Any  # a ModuleList of HeadClass
+    classes: tuple[HeadClass, ...]
 
     def __init__(self, layer: Layer, around: Surroundings) -> None:
         super().__init__()
@@ -86,9 +86,12 @@ class HeadwiseAttention(nn.Module):
                 setattr(self, PROJECTIONS[side], nn.Linear(ins, outs, bias=side in layer.biases))
         for name, norm in (around.norms or {}).items():
             setattr(self, name, norm)
-        self.classes = nn.ModuleList(
+        self.classes = tuple(
             HeadClass(tuple(run), around) for _, run in itertools.groupby(layer.heads, _class_key)
         )
+        for i, head_class in enumerate(self.classes):
+            # Not in a list: an engine reads the layer from the one number in a module's name.
+            self.add_module(f"class_{i}", head_class)
         self.query_widths = [c.n_heads * c.queries * c.qk_dim for c in self.classes]
         self.key_widths = [c.n_heads * c.qk_dim for c in self.classes]
         self.value_widths = [c.n_heads * c.vo_dim for c in self.classes]
@@ -125,7 +128,7 @@ class HeadwiseAttention(nn.Module):
         kwargs["dropout"] = self.dropout if self.training else 0.0
         kwargs["sliding_window"] = self.sliding_window
         results = [
-            c.attended(q, k, v, attention_mask, **kwargs)
+            c(q, k, v, attention_mask, **kwargs)
             for c, q, k, v in zip(self.classes, queries, keys, values, strict=True)
         ]
         mixed = [out.flatten(-2) for out, _ in results]

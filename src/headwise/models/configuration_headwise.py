@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig
-from transformers.configuration_utils import PreTrainedConfig, SubConfigSpec
+from transformers.configuration_utils import PreTrainedConfig
+
+try:
+    from transformers.configuration_utils import SubConfigSpec
+except ImportError:  # before transformers 5.20, which vLLM still brings
+    SubConfigSpec = None
 
 # Settings that the wrapper and the backbone both hold; setting one sets the other.
 _SHARED = frozenset(
@@ -103,17 +108,24 @@ class HeadwiseConfig(PreTrainedConfig):
     """The stock config of the backbone plus the plan of its attention."""
 
     model_type = "headwise"
-    sub_configs_defaults = {  # noqa: RUF012  (transformers reads this class attribute)
-        "backbone": SubConfigSpec(config_class=AutoConfig, model_type="llama")
-    }
+    # transformers reads these class attributes
+    if SubConfigSpec is None:
+        sub_configs = {"backbone": AutoConfig}
+    else:
+        sub_configs_defaults = {
+            "backbone": SubConfigSpec(config_class=AutoConfig, model_type="llama")
+        }
     _auto_class = "AutoConfig"
 
     backbone: Any = None  # the stock config; may be given as its dict
     plan: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if SubConfigSpec is None and not isinstance(self.backbone, PreTrainedConfig):
+            self.backbone = AutoConfig.for_model(**(self.backbone or {"model_type": "llama"}))
         given = self.id2label is not None or kwargs.get("num_labels") is not None
         super().__post_init__(**kwargs)
+        self._post_init_done = True  # which older versions of transformers do not say
         if not given:  # the backbone's labels are the model's
             self.id2label = self.backbone.id2label
             self.label2id = self.backbone.label2id
@@ -146,8 +158,12 @@ class HeadwiseConfig(PreTrainedConfig):
             setattr(backbone, name, value)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Any:
-        """The backbone's text config: sizes, layer types and windows as caches and masks want."""
-        if not isinstance(self.backbone, PreTrainedConfig):
+        """The backbone's text config: sizes, layer types and windows as caches and masks want.
+
+        A config that declares the heads of every layer (`per_layer_config`) is its own: engines
+        take a text config apart from it for a model that sees and hears.
+        """
+        if not isinstance(self.backbone, PreTrainedConfig) or self.is_heterogeneous:
             return self
         return self.backbone.get_text_config(decoder=decoder, encoder=encoder)
 

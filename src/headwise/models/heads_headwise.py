@@ -97,7 +97,7 @@ class HeadClass(nn.Module):
             return chosen.unsqueeze(1)
         return chosen.unflatten(-1, (-1, self.rotary_dim)).transpose(1, 2)
 
-    def attended(
+    def forward(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -106,6 +106,9 @@ class HeadClass(nn.Module):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(batch, length, query heads, vo_dim), and the attention weights if there are any.
+
+        The one place that calls an attention function of transformers. Engines that bring their own
+        (vLLM) look for it in a module's forward, one module per layer.
 
         The rules of speed, all in this place (measured on the CPU, where it is not said):
         - Decoding (one query) with PyTorch's attention: the queries of a group become the length
@@ -126,6 +129,8 @@ class HeadClass(nn.Module):
             query, key, value = self._padded(query, key, value)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
         out, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
+        if out.ndim == 2:  # an engine's, which counts tokens and columns only
+            out = out.view(*query.shape[::2][:2], self.n_heads * self.queries, -1)
         return out[..., : self.vo_dim], weights
 
     def _decoded(

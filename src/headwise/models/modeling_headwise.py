@@ -131,10 +131,7 @@ class HeadwisePreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save weights, config and the code that loads them, for every task at once."""
-        self.config.auto_map = {
-            "AutoConfig": "configuration_headwise.HeadwiseConfig",
-            **{c._auto_class: f"modeling_headwise.{c.__name__}" for c in TASK_CLASSES},
-        }
+        self.config.auto_map = auto_map()
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
@@ -177,6 +174,8 @@ class HeadwiseModel(HeadwisePreTrainedModel):
     """The bare model: hidden states."""
 
     _auto_class = "AutoModel"
+    # Weights are called the same in all tasks, so none is to be added or taken away (vLLM would).
+    base_model_prefix = "model"
 
     def forward(
         self,
@@ -306,3 +305,11 @@ TASK_CLASSES: tuple[type[HeadwisePreTrainedModel], ...] = (
     HeadwiseForSequenceClassification,
     HeadwiseForImageClassification,
 )
+
+
+def auto_map() -> dict[str, str]:
+    """Which class of the files beside a checkpoint each Auto class finds."""
+    return {
+        "AutoConfig": "configuration_headwise.HeadwiseConfig",
+        **{c._auto_class: f"modeling_headwise.{c.__name__}" for c in TASK_CLASSES},
+    }

@@ -1,14 +1,17 @@
 """Plans that an engine can run: what its class of model needs tied is tied before solving.
 
-    way            keys and queries                        values
-    free           as the rules say                        as the rules say
-    values only    whole, plain rotary positions           one width in the model
-    one width      the same planes for all heads           as wide as the keys
+    way                 keys and queries                    values                     targets
+    free                as the rules say                    as the rules say           onnx, padded
+    values only         whole, plain rotary positions       one width in the model     stock, gguf
+    one width each      the same planes for all heads       one width in the model     stock, gguf
+    one width           the same planes for all heads       as wide as the keys        + vllm
+    whole head groups   whole                               whole, fewer groups        gguf
+    widths by layer     own planes, one width in a layer    as wide as the keys        vllm
 
-A stock class has one head width. Two ways lead there, and the one that predicts the smaller loss
-within the budget is taken: cutting values only costs least while it reaches the budget; below that
-one width, with the planes that matter most to all heads together. The plan notes what the tie
-costs beside the free fit.
+Of the ways that all asked targets run, the one that predicts the smallest loss within the budget is
+taken. Cutting values only costs least while it reaches the budget: below, all heads have to keep
+the same planes, those that matter most to all together. The plan notes what the tie costs beside
+the free fit.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from headwise.planning.fit import Fit, FitProblem, HeadWorth, Worths, ranking
 from headwise.planning.rules import WidthRules
 from headwise.planning.targets import target_of
 
-ONE_WIDTH = ("stock", "gguf", "vllm")  # targets whose classes have one head width in the model
+_WHOLE = 2**20  # wider than any head: nothing of a head is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +56,45 @@ def _common_planes(worths: Worths) -> Worths:
 
 
 VALUES_ONLY = Way("values only", lambda r: replace(r, granularity="model"), _whole_keys)
+WIDTHS = Way("one width each", lambda r: replace(r, granularity="model"), _common_planes)
 WIDTH = Way(
     "one width", lambda r: replace(r, granularity="model", equal_sides=True), _common_planes
 )
+GROUPS = Way(
+    "whole head groups",
+    lambda r: replace(r, granularity="head", min_dim=_WHOLE, drop_groups=True),
+    _whole_keys,
+)
+BY_LAYER = Way(
+    "widths by layer", lambda r: replace(r, granularity="layer", equal_sides=True), lambda w: w
+)
+WAYS: dict[str, tuple[Way, ...]] = {
+    "stock": (VALUES_ONLY, WIDTHS, WIDTH),
+    "gguf": (VALUES_ONLY, WIDTHS, WIDTH, GROUPS),
+    "vllm": (BY_LAYER, WIDTH),
+}
 
 
 def ways_for(targets: Sequence[str]) -> tuple[Way, ...]:
     """The ways to a plan that all targets run; none where nothing need be tied."""
     for name in targets:
         target_of(name)
-    return (VALUES_ONLY, WIDTH) if any(name in ONE_WIDTH for name in targets) else ()
+    tied = [WAYS[name] for name in targets if name in WAYS]
+    return tuple(way for way in tied[0] if all(way in own for own in tied)) if tied else ()
 
 
-def fit_for(problem: FitProblem, targets: Sequence[str], solve: Callable[[FitProblem], Fit]) -> Fit:
-    """The best fit that every target runs; `solve` finds the best of one problem."""
-    ways = ways_for(targets)
-    if targets:  # engines have as many heads in every layer
+def fit_for(
+    problem: FitProblem,
+    targets: Sequence[str],
+    solve: Callable[[FitProblem], Fit],
+    tie: Callable[[FitProblem, Way], FitProblem] | None = None,
+) -> Fit:
+    """The best fit that every target runs; `solve` finds the best of one problem.
+
+    `tie` is `tied`, or one that remembers its answers.
+    """
+    ways, tie = ways_for(targets), tie or tied
+    if targets and problem.rules.drop_groups:  # engines have as many heads in every layer
         problem = replace(problem, rules=replace(problem.rules, drop_groups=False))
     if not ways:
         return _checked(solve(problem), targets)
@@ -76,7 +102,7 @@ def fit_for(problem: FitProblem, targets: Sequence[str], solve: Callable[[FitPro
     problems: list[str] = []
     for way in ways:
         try:
-            found.append((way, _checked(solve(_tied(problem, way)), targets)))
+            found.append((way, _checked(solve(tie(problem, way)), targets)))
         except (BudgetError, PlanError) as error:
             problems.append(f"{way.name}: {str(error).rstrip('.')}")
     if not found:
@@ -88,7 +114,8 @@ def fit_for(problem: FitProblem, targets: Sequence[str], solve: Callable[[FitPro
     return _noted(best, way, targets, _free_loss(problem, solve))
 
 
-def _tied(problem: FitProblem, way: Way) -> FitProblem:
+def tied(problem: FitProblem, way: Way) -> FitProblem:
+    """The problem with what a way ties."""
     return replace(
         problem,
         rules=way.rules(problem.rules),

@@ -3,7 +3,7 @@
     target    what reads it                                    what it needs tied
     stock     transformers, without headwise                   one width, one set of planes
     gguf      llama.cpp                                        the same; head groups free per layer
-    vllm      vLLM                                             one width, qk = vo, one set of planes
+    vllm      vLLM                                             as many queries in all groups
     onnx      ONNX Runtime                                     nothing
     padded    the source's own class, zeros for what was cut   nothing, and nothing is saved
 
@@ -23,6 +23,7 @@ from headwise.plan import HeadSpec, LayerPlan, Plan
 # Families whose blocks are a Llama's: RMS norms, a gated MLP, rotary positions, nothing else.
 LLAMA_LIKE = ("llama", "mistral", "phi3", "qwen2")
 _NORMED = ("gemma3_text", "olmo2", "qwen3")
+SERVED_MULTIPLE = 8  # vLLM's kernels take widths of these; on a CPU 32, 64, 80, 96, 112, 128, …
 ROTARY = (*LLAMA_LIKE, *_NORMED, "gpt_neox")
 
 
@@ -127,11 +128,44 @@ def _gguf(plan: Plan) -> str:
 
 
 def _vllm(plan: Plan) -> str:
-    """Its own classes read what is exported to stock; ours are not run there."""
-    how = _stock(plan)
-    if "mimo" in how:
-        raise _No("keys and values differ in width, which its llama class has not")
-    return f"exported to stock, {how}"
+    """Its own classes read what is exported to stock; others run in ours, one call per layer."""
+    try:
+        how = _stock(plan)
+        if "mimo" not in how:
+            return how
+    except _No:
+        pass
+    _causal(plan)
+    widths = set()
+    for i, layer in _layers(plan):
+        if not layer.heads:
+            raise _No(f"layer {i} has no head, and it caches keys in every layer")
+        sizes = sorted({h.queries for h in layer.heads})
+        if len(sizes) > 1:
+            raise _No(f"layer {i} has groups of {sizes[0]} and {sizes[1]} queries")
+        if plan.shape.family in _NORMED:
+            _padded_norms(plan, i, layer)
+        widths.add(served_width(layer, plan))
+    listed = ", ".join(str(w) for w in sorted(widths))
+    return f"in headwise's class, keys and values of a layer as wide as its widest: {listed}"
+
+
+def served_width(layer: LayerPlan, plan: Plan) -> int:
+    """The one width of a layer's keys and values that holds every head, as kernels take them."""
+    planes = [len(planes_of(head, plan)) for head in layer.heads]
+    free = [h.qk_dim - 2 * n for h, n in zip(layer.heads, planes, strict=True)]
+    need = max(*(h.vo_dim for h in layer.heads), 2 * max(planes) + max(free))
+    return need + -need % SERVED_MULTIPLE
+
+
+def _padded_norms(plan: Plan, i: int, layer: LayerPlan) -> None:
+    """Normed queries and keys cannot be padded, nor scaled before their norm."""
+    width = served_width(layer, plan)
+    family = plan.shape.family
+    if any(h.qk_dim != width for h in layer.heads):
+        raise _No(f"{family} normalises keys, and those of layer {i} would be padded to {width}")
+    if len({h.score_scale for h in layer.heads}) > 1:
+        raise _No(f"{family} normalises queries, and layer {i} has several score scales")
 
 
 def _onnx(plan: Plan) -> str:

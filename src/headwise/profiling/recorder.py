@@ -138,7 +138,7 @@ class _Layer:
             rows = row_statistics(self.heads, query, key, self.lengths, window)
         for name, sums in rows.items():
             self.chunk[f"{self.prefix}{name}"] = sums
-        return HeadClass.attended(self.heads, query, key, *args, **kwargs)
+        return HeadClass.forward(self.heads, query, key, *args, **kwargs)
 
 
 def _contracted(x: Heads, g: Heads) -> Float[Tensor, "batch groups dim dim"]:
@@ -152,8 +152,8 @@ def _listen(layer: _Layer, undo: ExitStack) -> None:
         last = getattr(attention, f"{name}_norm", None) or getattr(attention, f"{name}_proj")
         undo.callback(last.register_forward_hook(partial(layer.score, name=name)).remove)
     undo.callback(attention.o_proj.register_forward_pre_hook(layer.output).remove)
-    layer.heads.attended = layer.attended  # type: ignore[method-assign]
-    undo.callback(delattr, layer.heads, "attended")
+    layer.heads.forward = layer.attended  # type: ignore[method-assign]
+    undo.callback(delattr, layer.heads, "forward")
 
 
 ROW_STATISTICS = ("entropy", "jacobian_norm", "score_spread")

@@ -23,12 +23,13 @@ from headwise.artifacts import versions
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.plan import PLAN_FORMAT, RESOURCES, Budget, Cost, Limit, Plan, Resource
 from headwise.planning.cost import SIDES, dense_cost, unit_cost
-from headwise.planning.fit import FitProblem, fit, ranking, width_curves
+from headwise.planning.fit import FitProblem, fit, width_curves
+from headwise.planning.portable import BY_LAYER, WIDTH, WIDTHS, fit_for, tied, ways_for
 from headwise.planning.rules import GRANULARITIES, WidthRules
 from headwise.planning.targets import runs_in
 from headwise.planning.widths import side_of
 from headwise.profiling.format import Profile
-from headwise.profiling.worth import fit_problem, worths
+from headwise.profiling.worth import fit_problem
 from headwise.progress import Progress, silent
 
 BUDGETS: tuple[Resource, ...] = ("attn_params", "kv_bytes", "flops", "traffic")
@@ -85,13 +86,29 @@ class Choice:
 
 
 class Answers:
-    """A profile, ready to answer choices for plans that run at one context and batch."""
+    """A profile, ready to answer choices for plans that run at one context and batch.
 
-    def __init__(self, profile: Profile, context: int | None = None, batch: int = 1) -> None:
+    With `targets`, engines that have to run the plans, what they need tied is tied.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        context: int | None = None,
+        batch: int = 1,
+        targets: tuple[str, ...] = (),
+    ) -> None:
         self.profile, self.context, self.batch = profile, context, batch
+        self.targets, ways = targets, ways_for(targets)
+        # Ways that tie widths do not ask how wide heads may be.
+        self.granularities = (_DEFAULT.granularity,) if ways else GRANULARITIES
         self.dense: Cost = dense_cost(profile.plan.shape, context, batch)  # of percentages
         self._problem = fit_problem(profile, "sensitivity", _DEFAULT)
         self._sensitivity = self._problem.sensitivity
+        # All ways that name planes name them in one order.
+        named = next((way for way in ways if way in (BY_LAYER, WIDTHS, WIDTH)), None)
+        self.ranked = self._sensitivity if named is None else named.worths(self._sensitivity)
+        self.tied = lru_cache(maxsize=4 * CACHED_RULES)(tied)
         self.task = lru_cache(maxsize=CACHED_RULES)(self._task)
         self.answer = lru_cache(maxsize=CACHED)(self._answer)
         self.least_cost = lru_cache(maxsize=CACHED)(self._least_cost)
@@ -108,12 +125,14 @@ class Answers:
 
     def _answer(self, choice: Choice) -> dict[str, Any]:
         task = self.task(self.rules(choice))
-        found = fit(task, choice.budget)
+        budget = choice.budget
+        found = fit_for(task, self.targets, lambda one: fit(one, budget), tie=self.tied)
         return {
             **_by_group(found.plan, self.profile.plan),
             "cost": task.cost(found.plan).model_dump(include=set(_SHOWN)),
             "loss": found.loss_increase,
             "exact": found.exact,
+            "notes": list(found.plan.origin.notes),
             "engines": [
                 {"target": one.target, "runs": one.yes, "why": one.how or one.why_not}
                 for one in runs_in(found.plan)
@@ -182,11 +201,10 @@ def model_facts(answers: Answers, where: str) -> dict[str, Any]:
         "plan": {"format": PLAN_FORMAT, **profile.plan.to_dict()},
         "dense": answers.dense.model_dump(),
         "context": answers.context,
-        "granularities": list(GRANULARITIES),
+        "granularities": list(answers.granularities),
+        "targets": list(answers.targets),
         "multiples": list(answers.multiples),
-        "plane_order": [
-            [ranking(head.planes) for head in layer] for layer in worths(profile, "sensitivity")
-        ],
+        "plane_order": [[head.plane_ranking for head in layer] for layer in answers.ranked],
     }
 
 
@@ -210,7 +228,7 @@ def saved_grid(answers: Answers, step: float, progress: Progress = silent) -> di
     found = levels(answers, steps)  # type: ignore[arg-type]
     axes = [found.get(name, [100.0]) for name in BUDGETS]
     multiples = [m for m in answers.multiples if m in SAVED_MULTIPLES] or [answers.multiples[0]]
-    rules = list(itertools.product(GRANULARITIES, multiples))
+    rules = list(itertools.product(answers.granularities, multiples))
     points = list(itertools.product(*axes))
     units, book = unit_costs(answers), _Book(answers)
     index: dict[str, list[int]] = {}

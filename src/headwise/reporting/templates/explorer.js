@@ -105,7 +105,7 @@ function planOf({ choice, answer }) {
     profile_sha256: facts.profile_sha256,
     predicted_loss: answer.loss,
     loss_unit: facts.unit,
-    notes: facts.notes,
+    notes: [...facts.notes, ...answer.notes],
   };
   return { ...facts.plan, layers: packed(cut), origin };
 }
@@ -120,6 +120,7 @@ function fitCommand(choice) {
   }
   if (choice.granularity !== facts.granularities[0]) words.push("--granularity", choice.granularity);
   if (choice.multiple_of !== 8) words.push("--multiple-of", String(choice.multiple_of));
+  for (const target of facts.targets) words.push("--for", target);
   if (facts.context !== null) words.push("--context", String(facts.context));
   if (facts.dense.batch > 1) words.push("--batch", String(facts.dense.batch));
   return [...words, "-o", "plan.json"].map(quoted).join(" ");
@@ -223,6 +224,7 @@ function drawPlan(place, { answer }) {
   place.querySelector(".content").replaceChildren(
     element("div", { class: "big" }, lossWords(answer.loss)),
     element("p", { class: "quiet" }, `predicted; ${unit}${exact}`),
+    ...answer.notes.map((note) => element("p", { class: "quiet" }, note)),
     engineList(answer.engines),
     element("table", {}, element("tbody", {}, ...rows)),
     ...drawMap("Query-key widths", answer.qk, place.clientWidth), ...drawMap("Value-output widths", answer.vo, place.clientWidth));
