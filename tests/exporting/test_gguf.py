@@ -135,6 +135,10 @@ def test_a_stock_model_comes_back_from_its_gguf_file(tokenizer, tmp_path, monkey
     text = "def main(): return 42"
     assert source.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert source.tokenizer.chat_template == tokenizer.chat_template
+    chat = [{"role": "user", "content": "def main"}]
+    assert llama_cpp.templated(llama_cpp.open_server(tmp_path / "dense.gguf", 32), chat) == (
+        tokenizer.apply_chat_template(chat, tokenize=False)
+    )
 
 
 def byte_fallback_tokenizer(texts: list[str]):

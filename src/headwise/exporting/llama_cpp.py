@@ -78,15 +78,23 @@ def likeliest(server: Any, prompt: list[int], listed: int = LISTED) -> dict[int,
 
 def tokenised(server: Any, text: str) -> list[int]:
     """A text's tokens by llama.cpp's own tokenizer."""
-    body = json.dumps({"content": text, "add_special": False}).encode()
+    found: list[int] = _asked(server, "tokenize", content=text, add_special=False)["tokens"]
+    return found
+
+
+def templated(server: Any, messages: list[dict[str, str]]) -> str:
+    """What llama.cpp makes of a chat by the file's own template."""
+    return str(_asked(server, "apply-template", messages=messages)["prompt"])
+
+
+def _asked(server: Any, path: str, **body: Any) -> Any:
     request = urllib.request.Request(  # noqa: S310  (the server is ours, on this machine)
-        f"{server.listening_address}/tokenize",
-        data=body,
+        f"{server.listening_address}/{path}",
+        data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as answer:  # noqa: S310
-        found: list[int] = json.load(answer)["tokens"]
-    return found
+        return json.load(answer)
 
 
 def llama_cpp_parity(source: Source, file: Path, stored: str) -> Parity:
