@@ -378,9 +378,9 @@ def test_decoding_unequal_widths_obeys_both_kinds_of_mask(monkeypatch, many):
     grouped = {"dropout": 0.0}
     expected, _ = eager_attention(head_class, query, key, value, added, scaling=head_class.scaling)
     for mask in (seen, added):
-        made, _ = head_class.attended(query, key, value, mask, **grouped)
+        made, _ = head_class(query, key, value, mask, **grouped)
         torch.testing.assert_close(made, expected)
-    unmasked, _ = head_class.attended(query, key, value, None, **grouped)
+    unmasked, _ = head_class(query, key, value, None, **grouped)
     assert (unmasked - expected).abs().max() > SEEN
 
 

@@ -105,7 +105,7 @@ def test_rows_are_those_of_the_written_out_attention(model, ids):
         rest = p[:, 1:] / p[:, 1:].sum(-1, keepdim=True)
         assert rows.rest_norm[1, place, 3] == pytest.approx(_norm(rest), rel=1e-4)
         assert _norm(rest) != pytest.approx(_norm(p), rel=1e-3)
-    assert not any("attended" in vars(a.classes[0]) for a in model.attentions())
+    assert not any("forward" in vars(a.classes[0]) for a in model.attentions())
 
 
 def test_narrow_heads_in_the_dense_shape_are_the_sliced_model(model, ids):

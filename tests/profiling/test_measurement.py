@@ -150,7 +150,7 @@ def test_the_model_is_left_as_it_was():
     assert [p.requires_grad for p in job.model.parameters()] == before
     assert all(p.grad is None for p in job.model.parameters())
     heads = job.model.attentions()[0].classes[0]
-    assert "attended" not in vars(heads)
+    assert "forward" not in vars(heads)
     assert not job.model.attentions()[0].o_proj._forward_pre_hooks
 
 

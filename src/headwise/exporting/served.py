@@ -97,14 +97,13 @@ class ServedForm:
             }
             for shapes in self._shapes
         ]
-        config = HeadwiseConfig(
-            backbone=made.backbone,
-            plan=made.plan,
-            num_hidden_layers=len(declared),
+        settings: dict[str, Any] = {
+            "num_hidden_layers": len(declared),
             **{name: max(layer[name] for layer in declared) for name in declared[0]},
-            per_layer_config=dict(enumerate(declared)),
-            allow_global_per_layer_attribute_access=True,
-        )
+            "per_layer_config": dict(enumerate(declared)),
+            "allow_global_per_layer_attribute_access": True,
+        }
+        config = HeadwiseConfig(backbone=made.backbone, plan=made.plan, **settings)
         with torch.device("meta"):
             self._model: Any = TASKS[self.reader.task](config)
         config.architectures = [type(self._model).__name__]

@@ -15,13 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, configuration_utils
 from transformers.configuration_utils import PreTrainedConfig
 
-try:
-    from transformers.configuration_utils import SubConfigSpec
-except ImportError:  # before transformers 5.20, which vLLM still brings
-    SubConfigSpec = None
+# Not in transformers before 5.20, which vLLM still brings.
+SubConfigSpec: Any = getattr(configuration_utils, "SubConfigSpec", None)
 
 # Settings that the wrapper and the backbone both hold; setting one sets the other.
 _SHARED = frozenset(

@@ -311,5 +311,5 @@ def auto_map() -> dict[str, str]:
     """Which class of the files beside a checkpoint each Auto class finds."""
     return {
         "AutoConfig": "configuration_headwise.HeadwiseConfig",
-        **{c._auto_class: f"modeling_headwise.{c.__name__}" for c in TASK_CLASSES},
+        **{str(c._auto_class): f"modeling_headwise.{c.__name__}" for c in TASK_CLASSES},
     }

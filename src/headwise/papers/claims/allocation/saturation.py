@@ -123,8 +123,8 @@ def _listening(model: Any, lengths: tuple[int, ...]) -> Iterator[list[Sums]]:
             (heads,) = attention.classes
             sums: Sums = {}
             found.append(sums)
-            heads.attended = partial(_attended, heads, sums, lengths, attention.sliding_window)
-            undo.callback(delattr, heads, "attended")
+            heads.forward = partial(_attended, heads, sums, lengths, attention.sliding_window)
+            undo.callback(delattr, heads, "forward")
         yield found
 
 
@@ -142,7 +142,7 @@ def _attended(
     rest = row_statistics(heads, query[:, :, 1:], key[:, :, 1:], shorter, window)
     for name, rows in {**found, "rest_norm": rest["jacobian_norm"]}.items():
         sums[name] = sums[name] + rows if name in sums else rows
-    return HeadClass.attended(heads, *args, **kwargs)
+    return HeadClass.forward(heads, *args, **kwargs)
 
 
 def exponents(
