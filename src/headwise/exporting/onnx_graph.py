@@ -13,6 +13,7 @@ layer with heads of several widths caches them side by side, as one head.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
