@@ -145,20 +145,19 @@ def padded(length: int = 11, pads: int = 4) -> dict[str, torch.Tensor]:
     return made
 
 
-def narrowed(model: Any) -> Any:
+def narrowed(model: Any, *, scores: bool = True) -> Any:
     """A cut of a converted model: some columns of every head are kept, others in every layer.
 
-    Where queries and keys are normed, only values are cut.
+    Without `scores`, of values only.
     """
-    normed = hasattr(model.attentions()[0], "q_norm")
     kept = []
     for i, layer in enumerate(plan_of(model).layers):
         row = []
         for head in layer.heads:
             planes = range(len(head.rotary_planes or ()))
             free = range(head.qk_dim - 2 * len(planes))
-            scores = (planes, free) if normed else (planes[i % 2 :: 2], free[i % 2 :: 2])
-            row.append(Kept(*scores, range(head.vo_dim)[1 + i :]))
+            kept_scores = (planes[i % 2 :: 2], free[i % 2 :: 2]) if scores else (planes, free)
+            row.append(Kept(*kept_scores, range(head.vo_dim)[1 + i :]))
         kept.append(row)
     return sliced(model, kept)
 

@@ -123,7 +123,7 @@ def test_other_families_are_cut_within_the_budget(seen, name, method):
     cut = RIVALS[method](found.subject, amount)
     assert 0.7 * found.full < cut.attn_params <= amount
     assert torch.isfinite(found.outputs(cut.layers)).all()
-    whole = found.dense.profile.record.qk_whole
+    whole = found.subject.qk_whole
     assert whole == (name in ("qwen3", "olmo2"))  # their queries and keys are normed
     if whole and method not in ("svd-llm", "head-pruning"):
         for one, other in zip(cut.layers, found.subject.dense, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClass
 from headwise.cutting.run import cut_model
 from headwise.errors import HeadwiseError, OutputError
 from headwise.measure.size import counted
+from headwise.models.attention_headwise import NORMS
+from headwise.models.norms_headwise import KeptNorm, epsilon
 from headwise.planning.cost import cost
 from headwise.profiling.worth import kept_directions
 from headwise.source import open_source
@@ -63,8 +66,11 @@ def test_without_refit_the_cut_is_the_projection_it_says(subject, tmp_path, name
     assert difference(found, expected) <= IDENTITY
 
 
-def project(attention, profile, plan, layer):
-    """Hooks that drop, in the dense model, what a plan does not keep."""
+def project(attention, profile, plan, layer, cut=None):
+    """Hooks that drop, in the dense model, what a plan does not keep.
+
+    Norms divide by what the norms of `cut`, the cut layer, hold the mean of all squares to be.
+    """
     heads = attention.classes[0]
     kept = [kept_directions(profile, plan, layer, j) for j in range(heads.n_heads)]
 
@@ -95,10 +101,41 @@ def project(attention, profile, plan, layer):
                 )
         return q.flatten(2).to(out)
 
-    return [
-        attention.o_proj.register_forward_pre_hook(value),
-        attention.q_proj.register_forward_hook(query),
-    ]
+    hooks = [attention.o_proj.register_forward_pre_hook(value)]
+    if not hasattr(attention, "q_norm"):
+        return [*hooks, attention.q_proj.register_forward_hook(query)]
+    for side, norm in (("query", attention.q_norm), ("key", attention.k_norm)):
+        changed = partial(normed, plan.layers[layer], heads, attention.norm_over, cut, side)
+        hooks.append(norm.register_forward_hook(changed))
+    return hooks
+
+
+def normed(plan, heads, norm_over, cut, side, module, args, out):
+    """What a norm over the kept planes gives, zeros for the rest, from a norm over all."""
+    own = getattr(cut, NORMS[side], None)
+    if not isinstance(own, KeptNorm):
+        return None
+    times = heads.queries if side == "query" else 1
+    apart = (*out.shape[:2], heads.n_heads, times, heads.qk_dim)
+    x, n = args[0].reshape(apart).double(), out.reshape(apart).double()
+    half, stays = heads.rotary_dim // 2, torch.zeros(heads.n_heads, heads.qk_dim)
+    share, rest = (torch.ones(heads.n_heads, times) for _ in range(2))
+    for j, (source, head) in enumerate(zip(plan.sources, plan.heads, strict=True)):
+        stays[source, [*head.rotary_planes, *(half + p for p in head.rotary_planes)]] = 1
+        if norm_over == "head":
+            share[source] = own.share[j * times : (j + 1) * times]
+            rest[source] = own.rest[j * times : (j + 1) * times]
+    stays = stays[:, None].double()
+    if norm_over == "head":
+        full = x.square().mean(-1, keepdim=True)
+        kept = (x * stays).square().sum(-1, keepdim=True) / stays.sum(-1, keepdim=True).clamp(min=1)
+        estimate = kept * share[..., None] + rest[..., None]
+    else:
+        full = x.square().mean((2, 3, 4), keepdim=True)
+        kept = (x * stays).square().sum((2, 3, 4), keepdim=True) / (times * stays.sum())
+        estimate = kept * own.share + own.rest
+    factor = ((full + epsilon(module)) / estimate).sqrt()
+    return (n * stays * factor).reshape(out.shape).to(out)
 
 
 def test_everything_but_the_attention_is_copied_bit_for_bit(subject, tmp_path):

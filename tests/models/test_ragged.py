@@ -36,17 +36,21 @@ RAGGED = [
     "gemma3_text",
     "qwen3",
 ]
-NORMED = {"gemma3_text", "qwen3"}
+NORMED = {"gemma3_text", "qwen3", "olmo2"}
 
 
-def ragged_plan(config, *, qk=True):
-    """Three layers: several widths; one width with several query counts; two classes."""
+def ragged_plan(config):
+    """Three layers: several widths; one width with several query counts; two classes.
+
+    Where queries and keys are normed, they are of whole rotary planes.
+    """
     plan = stock_plan(config)
     shape = plan.shape
     wide = shape.qk_dim
 
     def head(qk_dim, vo_dim, queries=1):
-        return HeadSpec(qk_dim=qk_dim if qk else wide, vo_dim=vo_dim, queries=queries)
+        even = qk_dim - qk_dim % 2 if shape.family in NORMED else qk_dim
+        return HeadSpec(qk_dim=even, vo_dim=vo_dim, queries=queries)
 
     layers = (
         (head(7, 11, 2), head(3, 2), head(wide, 13, 3), head(5, 5)),
@@ -65,8 +69,7 @@ def name(request):
 @pytest.fixture
 def model(name):
     config = tiny.config(name)
-    plan = ragged_plan(config, qk=name not in NORMED)
-    return tiny.randomise(build_model(plan, config=config, seed=5))
+    return tiny.randomise(build_model(ragged_plan(config), config=config, seed=5))
 
 
 def _logits(model, ids, **kwargs):
@@ -213,9 +216,10 @@ def _zero_the_rest(model, kept):
                 starts[side] += times * width
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "llama_biased", "qwen2", "phi3", "gpt_neox", "gpt2", "opt", "bert", "vit"]
-)
+ZEROED = ["llama", "llama_biased", "qwen2", "phi3", "gpt_neox", "gpt2", "opt", "bert", "vit"]
+
+
+@pytest.mark.parametrize("family", [*ZEROED, "qwen3", "gemma3_text", "olmo2"])
 def test_zeroing_equals_slicing(family):
     dense = convert(tiny.stock(family))
     inputs = tiny.inputs(family)
@@ -273,8 +277,7 @@ def test_a_process_without_headwise_loads_it(tmp_path, monkeypatch):
     kinds, expected = RAGGED, {}
     for kind in kinds:
         config = tiny.config(kind)
-        plan = ragged_plan(config, qk=kind not in NORMED)
-        model = tiny.randomise(build_model(plan, config=config, seed=5))
+        model = tiny.randomise(build_model(ragged_plan(config), config=config, seed=5))
         model.save_pretrained(tmp_path / kind)
         expected[kind] = (
             _logits(model, ids),
@@ -290,11 +293,43 @@ def test_a_process_without_headwise_loads_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "olmo2"])
-def test_families_with_normed_queries_refuse_other_qk_widths(family):
+def test_a_norm_that_forgets_what_was_dropped_would_be_seen(family):
+    """The mean over the kept columns alone is another than that with zeros for the rest."""
+    dense = convert(tiny.stock(family))
+    cut = sliced(dense, _random_cut(plan_of(dense), random.Random(11)))
+    ids = tiny.inputs(family)["input_ids"]
+    expected = _logits(cut, ids)
+    for attention in cut.attentions():
+        for norm in (attention.q_norm, attention.k_norm):
+            norm.share.fill_(1.0)
+    assert (_logits(cut, ids) - expected).abs().max() > SEEN
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "olmo2"])
+def test_a_slice_of_a_slice_is_one_slice(family):
+    dense = convert(tiny.stock(family))
+    all_vo = tuple(range(10))
+    first, second, both = ([Kept(p, (), all_vo)] * 2 for p in ((0, 2, 3), (0, 2), (0, 3)))
+    twice = sliced(sliced(dense, [first] * 3), [second] * 3)
+    ids = tiny.inputs(family)["input_ids"]
+    once = sliced(dense, [both] * 3)
+    torch.testing.assert_close(_logits(twice, ids), _logits(once, ids), **REORDERED)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "olmo2"])
+def test_normed_queries_keep_whole_planes_only(family):
     config = tiny.config(family)
-    plan = ragged_plan(config)
-    with pytest.raises(PlanError, match=r"qk_dim cannot change, got .* plan the vo side only"):
-        build_model(plan, config=config)
+    plan = stock_plan(config)
+    narrow = [h.model_copy(update={"qk_dim": 7}) for h in plan.layers[1].heads]
+    layers = (plan.layers[0], plan.layers[1].model_copy(update={"heads": tuple(narrow)}))
+    with pytest.raises(PlanError, match=r"normalises its queries and keys.* got qk_dim 7 with 3"):
+        build_model(Plan(shape=plan.shape, layers=(*layers, plan.layers[2])), config=config)
+
+
+def test_a_norm_over_all_heads_has_no_other_heads():
+    config = tiny.config("olmo2")
+    with pytest.raises(PlanError, match="normalises its queries and keys over all"):
+        build_model(ragged_plan(config), config=config)
 
 
 def test_olmo2_may_change_its_values():

@@ -45,7 +45,7 @@ def gated(model, profile, gates):
                 return ((torch.einsum("btghc,gcj->btghj", kept, decode) + mean).flatten(2),)
 
             def cut_q(module, args, out, i=i, heads=heads):
-                q = out.unflatten(-1, (heads.n_heads, heads.queries, heads.qk_dim))
+                q = out.reshape(*out.shape[:2], heads.n_heads, heads.queries, heads.qk_dim)
                 rotary = heads.rotary_dim
                 parts = []
                 if rotary:
@@ -56,11 +56,12 @@ def gated(model, profile, gates):
                     free = torch.einsum("btghi,gic->btghc", q[..., rotary:], encode)
                     free = free * _own(gates[i]["free"])
                     parts.append(torch.einsum("btghc,gjc->btghj", free, other))
-                return torch.cat(parts, -1).flatten(2)
+                return torch.cat(parts, -1).reshape(out.shape)
 
             undo.callback(attention.o_proj.register_forward_pre_hook(cut_z).remove)
             if not profile.record.qk_whole:
-                undo.callback(attention.q_proj.register_forward_hook(cut_q).remove)
+                last = getattr(attention, "q_norm", attention.q_proj)
+                undo.callback(last.register_forward_hook(cut_q).remove)
         yield
 
 

@@ -119,7 +119,7 @@ def magnitude(subject: Subject, amount: int) -> Cut:
         query, key = np.square(group.query).sum((0, 2)), np.square(group.key).sum(1)
         vo = np.square(group.value).sum(1) + np.square(group.output).sum((0, 1))
         planes, free = _by_plane(query + key, spec)
-        return HeadWorth(planes, free, vo, qk_whole=subject.profile.record.qk_whole)
+        return HeadWorth(planes, free, vo, qk_whole=subject.qk_whole)
 
     def narrowed(layer: int, head: int, group: Group, spec: HeadSpec, kept: Kept) -> Narrowed:
         stays = np.zeros((spec.vo_dim, 1))
@@ -141,7 +141,7 @@ def clover(subject: Subject, amount: int) -> Cut:
             np.sqrt(planes_q * planes_k),
             np.zeros(len(free)),
             np.zeros(spec.vo_dim),
-            qk_whole=subject.profile.record.qk_whole,
+            qk_whole=subject.qk_whole,
         )
 
     def narrowed(layer: int, head: int, group: Group, spec: HeadSpec, kept: Kept) -> Narrowed:
@@ -219,7 +219,7 @@ def _by_energy(subject: Subject, amount: int, widths: Literal["uniform", "valuab
             planes = profile.get(layer, "plane_energy")[head]
         scale = np.square(spec.score_scale or spec.qk_dim**-0.5)
         free = np.zeros(spec.qk_dim - 2 * n_planes) if scores is None else scale * scores.energy
-        return HeadWorth(planes, free, values.energy, qk_whole=profile.record.qk_whole)
+        return HeadWorth(planes, free, values.energy, qk_whole=subject.qk_whole)
 
     def narrowed(layer: int, head: int, group: Group, spec: HeadSpec, kept: Kept) -> Narrowed:
         values, scores = bases(layer)[head]
@@ -259,7 +259,7 @@ def _scores(subject: Subject, layer: int, head: int) -> ScoreBasis | None:
     profile = subject.profile
     spec = profile.plan.layers[layer].heads[head]
     rotary = 2 * len(spec.rotary_planes or ())
-    if rotary == spec.qk_dim or profile.record.qk_whole:
+    if rotary == spec.qk_dim or subject.qk_whole:
         return None
     C_q, C_k = (profile.get(layer, f"{s}_moment")[head][rotary:, rotary:] for s in ("q", "k"))
     mean = profile.get(layer, "k_mean")[head][rotary:]

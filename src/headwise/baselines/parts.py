@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from headwise.models.backbones_headwise import Projection, Projections
+from headwise.models.backbones_headwise import Projection, Projections, family_of
 from headwise.plan import LayerPlan
 from headwise.profiling.format import Profile
 
@@ -49,6 +49,12 @@ class Subject:
     dense: tuple[Projections, ...]  # of every layer, on the CPU; never write to them
     measured: dict[str, np.ndarray]  # of `headwise.baselines.measured`, what is needed
     tied_queries: bool = False  # one norm over all heads: no query or key row can go alone
+
+    @property
+    def qk_whole(self) -> bool:
+        """Whether queries and keys are left alone, as behind norms, of which no method speaks."""
+        normed = family_of(self.profile.plan.shape.family).norm
+        return bool(normed) or self.profile.record.qk_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from transformers.dynamic_module_utils import custom_object_save
 
 from headwise.cutting.sequential import layer_part
-from headwise.models.attention_headwise import PROJECTIONS
+from headwise.models.backbones_headwise import TENSOR_PLACES
 from headwise.models.build import headwise_config
 from headwise.models.checkpoint import DEFAULT_SHARD_BYTES, CheckpointWriter
 from headwise.models.layer_stream import LayerStream
@@ -40,11 +40,7 @@ def write_checkpoint(
     processor = processor_name(stream.config)
     if processor is not None:  # a preprocessor_config.json may leave it to the family's name
         config.image_processor_type = processor
-    sides = {
-        f"{name}.{kind}": f"{side}.{kind}"
-        for side, name in PROJECTIONS.items()
-        for kind in ("weight", "bias")
-    }
+    sides = {place: name for name, place in TENSOR_PLACES.items()}
     made: tuple[int, dict[str, torch.Tensor]] = (-1, {})
     with CheckpointWriter(folder, max_shard_bytes) as writer:
         for name in model.state_dict():
@@ -73,7 +69,7 @@ def _stock_name(name: str, stream: LayerStream) -> str:
 
 
 def _place(stock: str, stream: LayerStream, sides: dict[str, str]) -> tuple[int, str] | None:
-    """(layer, name in the store) of a projection of the planned attention; None for the rest."""
+    """(layer, name in the store) of a tensor of the planned attention; None for the rest."""
     start, end = f"{stream.prefix}.", f".{stream.family.attention}."
     if not stock.startswith(start) or end not in stock:
         return None

@@ -93,7 +93,8 @@ def _cut(
     name, rows = request.profile.inputs
     if name == "input_ids":
         refuse_unknown_tokens(rows, source.config.vocab_size)
-    if request.settings.folds_only:  # no text is run; one sequence shows the layers' calls
+    # Without norms no text is run then; one sequence shows the layers' calls.
+    if request.settings.folds_only and not source.family.norm:
         rows = rows[:1]
     text = calibration_batches(
         torch.from_numpy(rows),

@@ -27,7 +27,13 @@ from torch import Tensor
 
 from headwise.cutting.cut import cut_projections
 from headwise.cutting.layer_fit import FitRecord, fit_layer, fit_schedule
-from headwise.cutting.layer_task import LayerBatches, LayerTask, attention_and_layer_outputs
+from headwise.cutting.layer_task import (
+    LayerBatches,
+    LayerTask,
+    attention_and_layer_outputs,
+    attention_of,
+)
+from headwise.cutting.norms import NormRegression, fitted_norms, norm_regressions
 from headwise.cutting.refit import RefitRecord, refit_output, regressions
 from headwise.cutting.settings import CutSettings
 from headwise.models.backbones_headwise import Projections
@@ -119,12 +125,16 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
     for i in stream:
         stock = stream.projections(stream.load(i))
         whole = stream.planned(i, job.profile.plan.layers[i], stock)
-        attended, after = attention_and_layer_outputs(stream, whole, i, dense)
-        del whole
+        attention = attention_of(whole)
+        with norm_regressions(attention, job.plan.layers[i], planes=stream.planes) as norms:
+            attended, after = attention_and_layer_outputs(stream, whole, i, dense)
+        del whole, attention
         if not job.run.has(layer_part(i)):
             batches = LayerBatches(cut, dense, attended, after, job.held_aside)
             task = LayerTask(stream, i, job.plan.layers[i], batches)
-            _keep(job, i, *_cut_layer(job, task, stock))
+            start = cut_projections(job.profile, job.plan, i, stock)
+            start = start.with_norms(fitted_norms(norms))
+            _keep(job, i, *_cut_layer(job, task, start))
             del batches, task
         del attended
         dense = after
@@ -138,12 +148,23 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
 
 
 def _fold_layers(job: CutJob, progress: Progress) -> None:
-    """The kept directions of every layer folded into its projections; no text is run."""
-    for i in job.stream:
+    """The kept directions of every layer folded into its projections.
+
+    No text is run, but for query and key norms, which are fitted to the dense model's.
+    """
+    stream, dense = job.stream, list(job.stream.first)
+    for i in stream:
+        stock = stream.projections(stream.load(i))
+        norms: dict[str, NormRegression] = {}
+        if stream.family.norm:
+            whole = stream.planned(i, job.profile.plan.layers[i], stock)
+            attention = attention_of(whole)
+            with norm_regressions(attention, job.plan.layers[i], planes=stream.planes) as norms:
+                dense = [stream.run(whole, i, h, b) for b, h in enumerate(dense)]
         if not job.run.has(layer_part(i)):
-            stock = job.stream.projections(job.stream.load(i))
-            _keep(job, i, cut_projections(job.profile, job.plan, i, stock), LayerRecord())
-        progress("cutting", i + 1, len(job.stream))
+            made = cut_projections(job.profile, job.plan, i, stock)
+            _keep(job, i, made.with_norms(fitted_norms(norms)), LayerRecord())
+        progress("cutting", i + 1, len(stream))
 
 
 def _keep(job: CutJob, i: int, made: Projections, record: LayerRecord) -> None:
@@ -157,10 +178,9 @@ def layer_part(i: int) -> str:
     return f"layer-{i:05d}"
 
 
-def _cut_layer(job: CutJob, task: LayerTask, stock: Projections) -> tuple[Projections, LayerRecord]:
-    """The cut projections of a layer, and how well they reproduce the dense one."""
+def _cut_layer(job: CutJob, task: LayerTask, made: Projections) -> tuple[Projections, LayerRecord]:
+    """The cut projections of a layer fitted, and how well they reproduce the dense one."""
     settings, batches = job.settings, task.batches
-    made = cut_projections(job.profile, job.plan, task.place, stock)
     sums = regressions(task, made)
     attention = sums["attention"].all
     error = AttentionError(folded=attention.error(made["output"]))

@@ -32,11 +32,13 @@ from transformers.cache_utils import DynamicLayer
 
 from .configuration_headwise import Head, Layer
 from .heads_headwise import HeadClass, Surroundings
+from .norms_headwise import KeptNorm, keeps_all, normed_columns
 
 __all__ = ["PROJECTIONS", "SIDES", "HeadClass", "HeadwiseAttention", "Surroundings"]
 
 SIDES = ("query", "key", "value", "output")
 PROJECTIONS = dict(zip(SIDES, ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True))
+NORMS = {"query": "q_norm", "key": "k_norm"}
 
 
 class OutputBias(nn.Module):
@@ -84,8 +86,8 @@ class HeadwiseAttention(nn.Module):
                 ins, outs = around.d_model, widths[side]
                 ins, outs = (outs, ins) if side == "output" else (ins, outs)
                 setattr(self, PROJECTIONS[side], nn.Linear(ins, outs, bias=side in layer.biases))
-        for name, norm in (around.norms or {}).items():
-            setattr(self, name, norm)
+        for side, name in NORMS.items() if around.norms else ():
+            setattr(self, name, _norm_over_kept(layer, side, around))
         self.classes = tuple(
             HeadClass(tuple(run), around) for _, run in itertools.groupby(layer.heads, _class_key)
         )
@@ -166,9 +168,8 @@ class HeadwiseAttention(nn.Module):
         projection = getattr(self, PROJECTIONS[side], None)
         if projection is not None:
             x = projection(x)
-        norm = getattr(self, "q_norm" if side == "query" else "k_norm", None)
-        norm = None if side == "value" else norm
-        if norm is not None and self.norm_over == "all":
+        norm = getattr(self, NORMS[side], None) if side in NORMS else None
+        if norm is not None and (self.norm_over == "all" or isinstance(norm, KeptNorm)):
             x, norm = norm(x), None
         parts = [x] if len(widths) == 1 else x.split(widths, -1)
         heads = []
@@ -201,6 +202,19 @@ class HeadwiseAttention(nn.Module):
 
     def _split(self, flat: torch.Tensor, widths: Sequence[int]) -> Any:
         return zip(flat.split(widths, -1), self.classes, strict=True)
+
+
+def _norm_over_kept(layer: Layer, side: str, around: Surroundings) -> Any:
+    """The stock norm of a side where heads keep all its columns in order, else its kept ones."""
+    assert around.norms is not None
+    stock = around.norms[NORMS[side]]
+    width, together = around.stock_qk_dim, around.norm_over == "all"
+    columns = normed_columns(
+        layer, side, planes=around.rotary_planes, width=width, together=together
+    )
+    if not layer.heads or keeps_all(columns, stock.weight.shape[0]):
+        return stock
+    return KeptNorm(stock, columns, around.norm_offset)
 
 
 def _class_key(head: Head) -> tuple[int, int, int, float, int]:

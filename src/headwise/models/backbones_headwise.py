@@ -11,15 +11,16 @@ This file travels with checkpoints: it needs torch and transformers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from .attention_headwise import PROJECTIONS, SIDES, HeadwiseAttention
-from .configuration_headwise import Layer
+from .attention_headwise import NORMS, PROJECTIONS, SIDES, HeadwiseAttention
+from .configuration_headwise import Head, Layer
 from .heads_headwise import Surroundings
+from .norms_headwise import FITTED, KeptNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,23 @@ class Projection:
         return self.map(lambda t: t.to(dtype))
 
 
+# Where the tensors of `Projections` are in an attention module.
+NORM_TENSORS = {f"{s}.{kind}": f"{name}.{kind}" for s, name in NORMS.items() for kind in FITTED}
+TENSOR_PLACES = {
+    f"{s}.{kind}": f"{name}.{kind}"
+    for s, name in PROJECTIONS.items()
+    for kind in ("weight", "bias")
+} | NORM_TENSORS
+
+
 @dataclass(frozen=True, slots=True)
 class Projections:
     """The projections of one layer by side, heads in order; an identity has no entry."""
 
     by_side: Mapping[str, Projection]
+    norms: Mapping[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # what a cut fitted, by `NORM_TENSORS`
 
     def __getitem__(self, side: str) -> Projection:
         return self.by_side[side]
@@ -57,7 +70,10 @@ class Projections:
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Projections:
         """The same change made to every tensor."""
-        return Projections({side: p.map(change) for side, p in self.items()})
+        return Projections(
+            {side: p.map(change) for side, p in self.items()},
+            {name: change(tensor) for name, tensor in self.norms.items()},
+        )
 
     def to(self, dtype: torch.dtype) -> Projections:
         """In another number format."""
@@ -65,12 +81,17 @@ class Projections:
 
     def replaced(self, **sides: Projection) -> Projections:
         """With other projections on some sides."""
-        return Projections({**self.by_side, **sides})
+        return Projections({**self.by_side, **sides}, self.norms)
+
+    def with_norms(self, norms: Mapping[str, torch.Tensor]) -> Projections:
+        """With these numbers of the norms over kept columns."""
+        return Projections(self.by_side, norms)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor as `side.weight` and `side.bias`."""
+        """Every tensor as `side.weight` and `side.bias`, and those of norms (`TENSOR_PLACES`)."""
         found = {f"{side}.weight": p.weight for side, p in self.items()}
-        return found | {f"{s}.bias": p.bias for s, p in self.items() if p.bias is not None}
+        found |= {f"{s}.bias": p.bias for s, p in self.items() if p.bias is not None}
+        return found | dict(self.norms)
 
     @classmethod
     def of(
@@ -84,7 +105,10 @@ class Projections:
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> Projections:
         """The reverse of `tensors`."""
         sides = [side for side in SIDES if f"{side}.weight" in tensors]
-        return cls({s: Projection(tensors[f"{s}.weight"], tensors.get(f"{s}.bias")) for s in sides})
+        return cls(
+            {s: Projection(tensors[f"{s}.weight"], tensors.get(f"{s}.bias")) for s in sides},
+            {name: tensors[name] for name in NORM_TENSORS if name in tensors},
+        )
 
     @classmethod
     def of_modules(cls, modules: Mapping[str, Any]) -> Projections:
@@ -104,7 +128,13 @@ def projections_of(attention: Any) -> Projections:
         empty = torch.empty(attention.o_proj.d_model, 0)
         return Projections({"output": Projection(empty, None if bias is None else bias.detach())})
     found = {side: getattr(attention, name, None) for side, name in PROJECTIONS.items()}
-    return Projections.of_modules({side: m for side, m in found.items() if m is not None})
+    made = Projections.of_modules({side: m for side, m in found.items() if m is not None})
+    norms = {
+        s: m for s, n in NORMS.items() if isinstance(m := getattr(attention, n, None), KeptNorm)
+    }
+    return made.with_norms(
+        {f"{side}.{name}": getattr(m, name) for side, m in norms.items() for name in FITTED}
+    )
 
 
 def separate(*names: str) -> Callable[[Any, Any], Projections]:
@@ -161,6 +191,7 @@ class Family:
     output_dropout: str = ""  # the same for a dropout that belongs to the attention's output
     rotary: bool = True
     norm: Literal["", "head", "all"] = ""  # query and key norms: per head, or over all heads
+    norm_offset: float = 0.0  # what a norm adds to its stored weights
     causal: bool = True
     depth_scaled_output: bool = False  # new output projections start smaller by √(2·layers)
     # What a new config calls the sizes of a ModelShape that are not called the same everywhere.
@@ -187,7 +218,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(windows="all"),
     "qwen2": Family(windows="layer_types"),
     "qwen3": Family(norm="head", windows="layer_types"),
-    "gemma3_text": Family(norm="head", windows="layer_types"),
+    "gemma3_text": Family(norm="head", norm_offset=1.0, windows="layer_types"),
     "phi3": Family(read=fused_rows, windows="all"),
     "olmo2": Family(norm="all"),
     "gpt2": Family(
@@ -294,8 +325,10 @@ def replace_in_layer(owner: Any, layer: Layer, *, config: Any, layer_idx: int, p
         dropout=_rate(stock, family.dropout),
         output_dropout=_rate(stock, family.output_dropout),
         sliding_window=getattr(stock, "sliding_window", getattr(config, "sliding_window", None)),
-        norms={n: stock.get_submodule(n) for n in ("q_norm", "k_norm")} if family.norm else None,
+        norms={n: stock.get_submodule(n) for n in NORMS.values()} if family.norm else None,
         norm_over=family.norm,
+        stock_qk_dim=stock.head_dim if family.norm else 0,
+        norm_offset=family.norm_offset,
     )
     _check(layer, around, layer_idx)
     owner.set_submodule(family.attention, HeadwiseAttention(layer, around))
@@ -318,15 +351,26 @@ def _check(layer: Layer, around: Surroundings, i: int) -> None:
                 f"has {planes} planes, counted from 0."
             )
     for name, norm in (around.norms or {}).items():
-        width = norm.weight.shape[0]
-        per_head = around.norm_over == "head"
-        found = (
-            {h.qk_dim for h in layer.heads} or {width}
-            if per_head
-            else {layer.query_width if name == "q_norm" else layer.key_width}
-        )
-        if found != {width}:
-            raise ValueError(
-                f"this family normalises its queries and keys {width} wide, so its qk_dim cannot "
-                f"change, got {sorted(found)} in layer {i}; plan the vo side only."
-            )
+        width = around.stock_qk_dim
+        stock_heads = norm.weight.shape[0] // width
+        for head in layer.heads:
+            # A direction that mixes columns has no weight in the norm: whole planes only.
+            if head.qk_dim != width and (2 * planes != width or head.qk_dim != _turning(head)):
+                raise ValueError(
+                    f"this family normalises its queries and keys, so heads keep whole rotary "
+                    f"planes of the {width} columns, got qk_dim {head.qk_dim} with "
+                    f"{len(head.rotary_planes)} planes in layer {i}; choose even widths up to "
+                    f"{width}."
+                )
+        if around.norm_over == "all":
+            heads = [(h.source + 1) * (h.queries if name == "q_norm" else 1) for h in layer.heads]
+            if len({h.queries for h in layer.heads}) > 1 or max(heads, default=0) > stock_heads:
+                raise ValueError(
+                    f"this family normalises its queries and keys over all {stock_heads} heads, so "
+                    f"a layer has no other heads than those, got {len(layer.heads)} groups in "
+                    f"layer {i}; keep the number of heads, or cut a model of more."
+                )
+
+
+def _turning(head: Head) -> int:
+    return 2 * len(head.rotary_planes)

@@ -28,8 +28,10 @@ from transformers.initialization import no_init_weights
 
 from headwise.errors import PlanError
 from headwise.models import modeling_headwise as modeling
-from headwise.models.attention_headwise import PROJECTIONS, HeadwiseAttention
+from headwise.models.attention_headwise import NORMS, HeadwiseAttention
 from headwise.models.backbones_headwise import (
+    NORM_TENSORS,
+    TENSOR_PLACES,
     Projections,
     family_of,
     layer_projections,
@@ -149,7 +151,7 @@ def _state_around(source: Any) -> dict[str, torch.Tensor]:
     return {
         name: value
         for name, value in source.state_dict().items()
-        if not name.startswith(prefixes) or "q_norm" in name or "k_norm" in name
+        if not name.startswith(prefixes) or any(f".{n}.weight" in name for n in NORMS.values())
     }
 
 
@@ -162,7 +164,7 @@ def _replaced(layer: Any, config: Any) -> list[Any]:
 
 def _check_around(result: Any) -> None:
     missing, unexpected = result
-    left = [n for n in missing if not any(f".{p}." in n for p in PROJECTIONS.values())]
+    left = [n for n in missing if not any(n.endswith(f".{p}") for p in TENSOR_PLACES.values())]
     assert not left, left
     assert not unexpected, unexpected
 
@@ -191,10 +193,9 @@ def _place_projections(
 def _tensor_places(attention: HeadwiseAttention) -> dict[str, tuple[torch.nn.Module, str]]:
     """The module and attribute of every tensor, by its name in `Projections.tensors`."""
     return {
-        f"{side}.{kind}": (getattr(attention, name), kind)
-        for side, name in PROJECTIONS.items()
-        for kind in ("weight", "bias")
-        if getattr(getattr(attention, name, None), kind, None) is not None
+        name: (getattr(attention, module), kind)
+        for name, (module, kind) in ((n, p.split(".")) for n, p in TENSOR_PLACES.items())
+        if getattr(getattr(attention, module, None), kind, None) is not None
     }
 
 
@@ -204,11 +205,15 @@ def _is_slice(tensor: torch.Tensor) -> bool:
 
 
 def load_projections(attention: HeadwiseAttention, projections: Projections) -> None:
-    """Copy the four projections into one attention module."""
+    """Copy the four projections into one attention module.
+
+    Norms over kept columns that were not fitted stay as built: as if the rest were zero.
+    """
     given = projections.tensors()
     with torch.no_grad():
         for name, (module, kind) in _tensor_places(attention).items():
-            getattr(module, kind).copy_(given[name])
+            if name in given or name not in NORM_TENSORS:
+                getattr(module, kind).copy_(given[name])
 
 
 @contextlib.contextmanager
@@ -225,6 +230,8 @@ def replaced_projections(
             given = projections.tensors()
             for name, (module, kind) in _tensor_places(attentions[i]).items():
                 before = getattr(module, kind)
+                if not isinstance(before, torch.nn.Parameter):  # what a cut fitted stays
+                    continue
                 own.append((module, kind, before))
                 made = given[name].to(before.device, before.dtype)
                 setattr(module, kind, torch.nn.Parameter(made, before.requires_grad))

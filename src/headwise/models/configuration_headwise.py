@@ -36,6 +36,7 @@ class Head:
     queries: int
     score_scale: float
     rotary_planes: tuple[int, ...]
+    source: int = 0  # the head group of the uncut layer that it was
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _written_out(packed: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _layer(data: dict[str, Any]) -> Layer:
     return Layer(
-        heads=tuple(_head(h) for h in _written_out(data["heads"])),
+        heads=tuple(_head(h, j) for j, h in enumerate(_written_out(data["heads"]))),
         identities=frozenset(
             side for side in ("query", "key", "value") if data.get(side) == "identity"
         ),
@@ -86,7 +87,7 @@ def _layer(data: dict[str, Any]) -> Layer:
     )
 
 
-def _head(data: dict[str, Any]) -> Head:
+def _head(data: dict[str, Any], place: int) -> Head:
     missing = [name for name in ("score_scale", "rotary_planes") if data.get(name) is None]
     if missing:
         raise ValueError(
@@ -99,6 +100,7 @@ def _head(data: dict[str, Any]) -> Head:
         queries=data.get("queries", 1),
         score_scale=data["score_scale"],
         rotary_planes=tuple(data["rotary_planes"]),
+        source=place if data.get("source") is None else data["source"],
     )
 
 

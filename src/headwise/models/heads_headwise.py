@@ -37,6 +37,8 @@ class Surroundings:
     sliding_window: int | None = None
     norms: dict[str, Any] | None = None  # q_norm and k_norm
     norm_over: str = "head"  # each head on its own, or "all" heads together
+    stock_qk_dim: int = 0  # the width of the stock heads that norms are over
+    norm_offset: float = 0.0  # what is added to a norm's stored weights
 
 
 class HeadClass(nn.Module):
@@ -197,11 +199,20 @@ def _written_out(
         if key.shape[1] > 1:
             return torch.cat([_written_out(q, k, v, mask) for q, k, v in heads], 1)
     scores = query @ key.transpose(2, 3)
-    if mask is not None:
-        if mask.dtype == torch.bool:  # one row per sequence, so this is cheap; the scores are not
-            mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -torch.inf)
+    # A mask has one row per sequence, so looking at it is cheap; the scores are not. A full cache
+    # hides nothing.
+    if mask is not None and not _hides_nothing(mask):
+        if mask.dtype == torch.bool:
+            mask = torch.where(mask, scores.new_zeros(()), scores.new_full((), -torch.inf))
         scores += mask
     return scores.softmax(-1) @ value  # in half precision, too, the kernel sums in float32
+
+
+def _hides_nothing(mask: torch.Tensor) -> bool:
+    """Whether every token is seen; a compiled graph does not look."""
+    if mask.dtype != torch.bool or torch.compiler.is_compiling():
+        return False
+    return bool(mask.all())
 
 
 def _wants_equal_widths(implementation: str | None, device: torch.device) -> bool:

@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from transformers.initialization import no_init_weights
 
-from headwise.models.attention_headwise import PROJECTIONS
 from headwise.models.backbones_headwise import (
+    TENSOR_PLACES,
     Projections,
     base_of,
     family_of,
@@ -106,8 +106,7 @@ class LayerStream:
             replace_in_layer(layer, planned, config=self.config, layer_idx=i, planes=self.planes)
         given: dict[str, torch.Tensor] = {}
         for name, tensor in projections.tensors().items():
-            side, kind = name.split(".")
-            given[f"{self.family.attention}.{PROJECTIONS[side]}.{kind}"] = self._placed(tensor)
+            given[f"{self.family.attention}.{TENSOR_PLACES[name]}"] = self._placed(tensor)
         state = {
             n: given[n] if n in given else self._tensor(f"{self.prefix}.{i}.{n}")
             for n in layer.state_dict()

@@ -15,11 +15,12 @@ from functools import partial
 import torch
 from transformers.initialization import no_init_weights
 
-from headwise.models.attention_headwise import PROJECTIONS, HeadwiseAttention
+from headwise.models.attention_headwise import NORMS, PROJECTIONS, HeadwiseAttention
 from headwise.models.backbones_headwise import Projection, Projections, projections_of
 from headwise.models.build import load_around, load_projections, plan_of
 from headwise.models.configuration_headwise import HeadwiseConfig
 from headwise.models.modeling_headwise import HeadwisePreTrainedModel
+from headwise.models.norms_headwise import KeptNorm, epsilon
 from headwise.models.shapes import plan_errors
 from headwise.plan import PLAN_FORMAT, HeadSpec, LayerPlan, Plan
 from headwise.planning.fit import Kept
@@ -42,7 +43,8 @@ def sliced(
     load_around(made, model)
     whole = zip(made.attentions(), model.attentions(), plan.layers, kept, strict=True)
     for target, source, layer, parts in whole:
-        load_projections(target, _kept_projections(source, layer, parts))
+        made_of = _kept_projections(source, layer, parts)
+        load_projections(target, made_of.with_norms(_kept_norms(target, source)))
     return made.train(model.training)
 
 
@@ -93,3 +95,17 @@ def _kept_projections(
         else:
             made[side] = whole.map(partial(torch.index_select, dim=0, index=index))
     return Projections(made)
+
+
+def _kept_norms(target: HeadwiseAttention, source: HeadwiseAttention) -> dict[str, torch.Tensor]:
+    """The norms over what is kept, as if the rest were zero: a smaller share of its mean."""
+    found: dict[str, torch.Tensor] = {}
+    for side, name in NORMS.items():
+        norm, whole = getattr(target, name, None), getattr(source, name, None)
+        if not isinstance(norm, KeptNorm):
+            continue
+        share, rest = norm.zeroed_share, torch.full_like(norm.zeroed_share, epsilon(whole))
+        if isinstance(whole, KeptNorm):
+            share, rest = whole.share * share / whole.zeroed_share, whole.rest
+        found |= {f"{side}.share": share, f"{side}.rest": rest}
+    return found

@@ -175,6 +175,7 @@ def _onnx(plan: Plan) -> str:
 
 def _padded(plan: Plan) -> str:
     shape = plan.shape
+    _whole_norms(plan)
     for i, layer in _layers(plan):
         if len(layer.heads) > shape.n_kv_heads:
             raise _No(
@@ -214,6 +215,18 @@ def _whole_only(plan: Plan) -> None:
         }:
             normed = ", which normalises queries and keys," if shape.family in _NORMED else ""
             raise _No(f"{shape.family}{normed} has no free head width, and layer {i} is cut")
+
+
+def _whole_norms(plan: Plan) -> None:
+    """A stock norm of queries and keys is over all columns; one over fewer was fitted to them."""
+    shape = plan.shape
+    for i, layer in _layers(plan) if shape.family in _NORMED else ():
+        moved = layer.sources != tuple(range(shape.n_kv_heads)) and shape.family == "olmo2"
+        if layer.heads and (moved or any(h.qk_dim != shape.qk_dim for h in layer.heads)):
+            raise _No(
+                f"layer {i} has norms over some of the columns of its queries and keys, and a "
+                f"{shape.family} has norms over all; cut values only"
+            )
 
 
 def _one_group_size(plan: Plan) -> None:

@@ -76,8 +76,8 @@ class ProfileRecord(Record):
     tokens: Count  # that the moments are means over
     loss: float | None  # the dense model's mean loss per token; an embedding has none
     lengths: tuple[Count, ...]
-    qk_whole: bool  # query or key norms: their side is left alone
-    fixed_groups: bool | None = None  # a norm over all heads: none may go; None: not known
+    qk_whole: bool  # queries and keys are left alone
+    fixed_groups: bool | None = None  # no head group may go; None: not known
     centred: bool  # z is cut around its mean, which the output bias takes up
     notes: tuple[str, ...] = ()
     versions: dict[str, str]

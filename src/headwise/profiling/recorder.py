@@ -103,7 +103,7 @@ class _Layer:
         """Hook on the last module before the rotary positions."""
         x = self.apart(output, self.heads.qk_dim)
         self.moments(name, x)
-        if name == "q" and not hasattr(self.attention, "q_norm"):
+        if name == "q":
             output.register_hook(partial(self.score_gradient, x))
 
     def score_gradient(self, q: Heads, gradient: Tensor) -> None:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 Finishing = Callable[[Path], None]
 _NORMS_NOTE = (
-    "this family normalises its queries and keys, so the query-key side is left alone and only "
-    "values are planned"
+    "this model normalises queries and keys that are rotated in part, so the query-key side is "
+    "left alone and only values are planned"
 )
 
 
@@ -202,7 +202,10 @@ def write_profile(
     """Reduce the chunks to the profile's folder."""
     plan, attentions = plan_of(job.model), job.model.attentions()
     chunks, losses = _chunks(job, run)
-    qk_whole = any(hasattr(a, "q_norm") for a in attentions)
+    # Columns without positions are cut along mixtures of them, which a norm has no weights for.
+    qk_whole = any(
+        hasattr(a, "q_norm") and c.rotary_dim < c.qk_dim for a in attentions for c in a.classes
+    )
     centred = all(a.o_proj.bias is not None for a in attentions)
     tensors: dict[str, np.ndarray] = dict([job.sequences.stored])
     for i, (layer, attention) in enumerate(zip(plan.layers, attentions, strict=True)):
@@ -226,7 +229,7 @@ def write_profile(
             loss=None if inputs["objective"] == "embedding" else loss,
             lengths=job.lengths,
             qk_whole=qk_whole,
-            fixed_groups=any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions),
+            fixed_groups=False,
             centred=centred,
             notes=(_NORMS_NOTE,) if qk_whole else (),
             plan={"format": PLAN_FORMAT, **plan.to_dict()},
