@@ -97,8 +97,9 @@ def accelerator(device: Device) -> Accelerator:
     for plugin in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
         if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true":
             raise HeadwiseError(
-                f"the accelerate configuration asks for {plugin}, but headwise trains "
-                "data-parallel only; start it with torchrun or without that option."
+                f"the accelerate configuration asks for {plugin}, but headwise splits models by "
+                "itself; start it with torchrun, or without that option, and with --shard where a "
+                "model does not fit one device."
             )
     # Accelerate keeps one state per process and refuses another device after the first.
     if AcceleratorState._shared_state and PartialState().num_processes == 1:

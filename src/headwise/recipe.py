@@ -104,6 +104,7 @@ TRAIN = (
     "What recovery trains: attention, norms (attention and norms), all, or lora (low-rank "
     "additions, merged at the end; needs the lora extra)."
 )
+SHARD = "Under torchrun, split the model over the processes (FSDP)."
 IMAGES = "a folder of images, or a .safetensors file with pixel_values"
 
 
@@ -490,6 +491,7 @@ class RecoverRecipe(Recipe):
         _R.dtype, "Matrix products in fp32 or bf16; auto: bf16 where the device has its own."
     )
     train: Trained = option(_R.train, TRAIN)
+    shard: bool = option(False, SHARD)
 
     @property
     def settings(self) -> RecoverSettings:
@@ -528,6 +530,7 @@ class TrainRecipe(Recipe):
         None, "Vocabulary size of a trained tokenizer [the plan's, else 4096]."
     )
     max_chars: int | None = option(None, "Use only the first N characters of each text.")
+    shard: bool = option(False, SHARD)
 
     @property
     def settings(self) -> TrainSettings:
@@ -556,10 +559,14 @@ class VerifyRecipe(OnDevice, QualityTargets):
     seconds: float = option(_V.seconds, "Time limit of each timed point, in seconds.", gt=0)
     memory: str = option(_V.memory, "Memory in which sequences are to fit, such as 24GiB.")
     tasks: TaskNames = option(
-        (), "Tasks to answer through lm-eval: lambada,piqa,arc_easy,winogrande,hellaswag,boolq, …"
+        (),
+        "Tasks to answer through lm-eval: lambada,piqa,arc_easy,winogrande,hellaswag,boolq, …; "
+        "of an encoder sst2,cola,stsb.",
     )
     task_data: Name | None = option(
-        None, "Folder with TASK*.jsonl files to ask instead of lm-eval's own data."
+        None,
+        "Folder with TASK*.jsonl files to ask instead of lm-eval's own data; of an encoder .tsv "
+        "and .csv files.",
     )
     task_limit: int | None = option(None, "Questions of each task [all].", ge=2)
     samples: int = option(_V.samples, "Prompts that both models continue; 0: none.", ge=0)

@@ -78,7 +78,11 @@ def train(
     recipe.check()
     settings = recipe.settings
     rest = {name: getattr(recipe, name) for name in ("tokenizer", "vocab_size", "max_chars")}
-    how: dict[str, Any] = {"observer": ProgressObserver(progress, "training"), "progress": progress}
+    how: dict[str, Any] = {
+        "observer": ProgressObserver(progress, "training"),
+        "progress": progress,
+        "shard": recipe.shard,
+    }
     if force:
         made_up = {named} if isinstance(plan, Plan) else set()  # it is not read from there
         check_output(folder, force=True, inputs=[n for n in recipe.reads if n not in made_up])
@@ -150,6 +154,7 @@ def recover(
         out,
         settings=recipe.settings,
         force=force,
+        shard=recipe.shard,
         observer=ProgressObserver(progress, "recovering"),
         finishing=finishing,
         command=command,

@@ -174,3 +174,26 @@ def test_a_model_that_was_not_cut_is_refused(headwise, place, tmp_path):
     result = headwise(*line)
     assert result.code == 2
     assert "must be a model that headwise cut, got LlamaForCausalLM" in result.err
+
+
+@pytest.mark.slow
+def test_models_split_over_two_processes_recover_alike(headwise, place, tmp_path):
+    """Cut model and teacher in halves: the losses and the weights are those of one process."""
+    few = ("--tokens", "1280", "--save-every", "3", "--dtype", "fp32")
+    assert headwise(*words(place, tmp_path / "one"), *few).code == 0
+    launcher = ("--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend", "c10d")
+    line = [sys.executable, "-m", "torch.distributed.run", *launcher]
+    line += ["--rdzv_endpoint", "localhost:0", "-m", "headwise"]
+    line += [*words(place, tmp_path / "two"), *few, "--shard"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    one, two = (load_file(tmp_path / n / "model.safetensors") for n in ("one", "two"))
+    before = load_file(place / "cut" / "model.safetensors")
+    assert one.keys() == two.keys() == before.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+    moved = max(float((one[n] - before[n]).abs().max()) for n in one)
+    assert moved > 1e-2  # the control: training went further than that
+    records = [json.loads((tmp_path / n / "headwise.json").read_text()) for n in ("one", "two")]
+    losses = [r["recovery"]["loss"] for r in records]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -202,11 +202,17 @@ def test_a_second_run_in_the_same_folder_is_refused(whole, plan_file, tmp_path):
     assert "settings.lr (0.003 → 0.1)" in _message(*arguments, "--resume", "--lr", "0.1")
 
 
+TWO = (
+    *("--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend", "c10d"),
+    *("--rdzv_endpoint", "localhost:0"),
+)
+
+
 @pytest.mark.slow
-def test_two_processes_reach_the_losses_of_one(whole, plan_file, tmp_path):
-    launcher = ("--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend", "c10d")
-    launcher += ("--rdzv_endpoint", "localhost:0")
-    done = _run(plan_file, *OPTIONS, "-o", tmp_path / "two", "--json", launcher=launcher)
+@pytest.mark.parametrize("how", [(), ("--shard",)], ids=["copied", "split"])
+def test_two_processes_reach_the_losses_of_one(whole, plan_file, tmp_path, how):
+    """Each with the whole model, or with half of every tensor; the files are those of one."""
+    done = _run(plan_file, *OPTIONS, *how, "-o", tmp_path / "two", "--json", launcher=TWO)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "finished"  # printed once
     one, two = _timeless(whole), _timeless(tmp_path / "two")
@@ -217,6 +223,29 @@ def test_two_processes_reach_the_losses_of_one(whole, plan_file, tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-4)
         assert abs(a[:-1] - a[1:]).max() > 1e-2  # the control: steps do differ
     assert one[-1]["held_out_loss"] == pytest.approx(two[-1]["held_out_loss"], rel=1e-4)
+    _compare_models(whole, tmp_path / "two")
+    # One process goes on from what two have saved.
+    run, last = tmp_path / "two", tmp_path / "two" / "checkpoints" / "step-00000040"
+    assert {p.name for p in last.iterdir()} == {
+        p.name for p in (whole / "checkpoints" / "step-00000040").iterdir()
+    }
+    shutil.rmtree(run / "model")
+    shutil.rmtree(last)
+    record = json.loads((run / "run.json").read_text()) | {"status": "interrupted"}
+    (run / "run.json").write_text(json.dumps(record))
+    done = _run("-o", run, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "Resuming after step 35" in done.stderr
+    _compare_models(whole, run)
+
+
+def _compare_models(one, other):
+    a, b = (load_file(run / "model" / "model.safetensors") for run in (one, other))
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        torch.testing.assert_close(b[name], tensor, rtol=1e-3, atol=1e-4)
+    config = json.loads((other / "model" / "config.json").read_text())
+    assert config["architectures"] == ["HeadwiseForCausalLM"]
 
 
 def _invoke(*arguments):

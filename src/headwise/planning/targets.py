@@ -136,6 +136,7 @@ def _vllm(plan: Plan) -> str:
     except _No:
         pass
     _causal(plan)
+    _whole_norms(plan)
     widths = set()
     for i, layer in _layers(plan):
         if not layer.heads:

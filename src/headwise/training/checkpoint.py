@@ -36,6 +36,7 @@ from headwise.records import (
     write_record,
 )
 from headwise.training.optimizer import moments, restore_moments
+from headwise.training.sharding import like, whole_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -163,16 +164,32 @@ class CheckpointState(Record):
     sha256: dict[str, str]
 
 
-def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: AdamW, position: Position, *, keep: int
-) -> Path:
-    """Write the checkpoint of `position` into `folder`, then drop all but the newest `keep`."""
+@dataclass(frozen=True, slots=True)
+class CheckpointContent:
+    """What a checkpoint holds, whole and on the CPU."""
+
+    position: Position
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+
+
+def checkpoint_content(
+    model: nn.Module, optimizer: AdamW, position: Position, *, keep: bool = True
+) -> CheckpointContent:
+    """The content of a checkpoint; of a split model every process must ask, and some `keep` it."""
+    found = weights(model, keep=keep), moments(model, optimizer, keep=keep)
+    return CheckpointContent(position, *found)
+
+
+def save_checkpoint(folder: Path, content: CheckpointContent, *, keep: int) -> Path:
+    """Write a checkpoint into `folder`, then drop all but the newest `keep`."""
     from safetensors.torch import save_file
 
+    position = content.position
     path = folder / f"step-{position.step:08d}"
     with atomic_folder(path, force=True, inside=True) as temporary:
-        save_file(weights(model), temporary / _FILES[0])
-        save_file(moments(model, optimizer), temporary / _FILES[1])
+        save_file(content.weights, temporary / _FILES[0])
+        save_file(content.moments, temporary / _FILES[1])
         hashes = {name: sha256(temporary / name) for name in _FILES}
         state = CheckpointState(step=position.step, seconds=position.seconds, sha256=hashes)
         write_record(temporary / _STATE, state)
@@ -226,7 +243,7 @@ def restore_checkpoint(path: Path, model: nn.Module, optimizer: AdamW) -> None:
         )
     with torch.no_grad():
         for name, tensor in saved.items():
-            current[name].copy_(tensor)
+            current[name].copy_(like(current[name], tensor))
     restore_moments(model, optimizer, load_file(path / _FILES[1]))
 
 
@@ -238,6 +255,7 @@ def live_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """What `live_tensors` names, on the CPU."""
-    return {n: t.detach().cpu().contiguous() for n, t in live_tensors(model).items()}
+def weights(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """What `live_tensors` names, on the CPU; nothing unless it is to be kept."""
+    whole = ((name, whole_tensor(t.detach())) for name, t in live_tensors(model).items())
+    return {name: t.cpu().contiguous() for name, t in whole if keep}

@@ -30,10 +30,12 @@ from headwise.errors import HeadwiseError
 from headwise.progress import Progress, note
 from headwise.training.batches import Batch, Loss
 from headwise.training.checkpoint import (
+    CheckpointContent,
     Position,
     RunFolder,
     StepRecord,
     append_row,
+    checkpoint_content,
     checkpoints_in,
     drop_older,
     drop_rows_after,
@@ -43,6 +45,7 @@ from headwise.training.checkpoint import (
 )
 from headwise.training.optimizer import adamw, set_learning_rate, trained_parameters
 from headwise.training.settings import TrainSettings
+from headwise.training.sharding import shard_model, unshard_model, whole_tensor
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -62,6 +65,7 @@ class TrainingJob:
     batches: Callable[[int], Batch]
     settings: TrainSettings
     held_out: tuple[Batch, ...] = ()
+    shard: bool = False  # split the model over the processes
 
 
 class Observer:
@@ -130,7 +134,10 @@ def train_model(
         position = engine.restore(watcher.noted)
         if processes.is_main_process:
             watcher.began(position, job.settings)
-        return _steps(engine, position, watcher, interruption)
+        result = _steps(engine, position, watcher, interruption)
+        if job.shard:
+            unshard_model(engine.bare, keep=processes.is_main_process)
+        return result
 
 
 def _steps(
@@ -181,10 +188,13 @@ class _Engine:
 
     def __init__(self, job: TrainingJob, processes: Accelerator, folder: RunFolder | None) -> None:
         self.job, self.processes, self.folder = job, processes, folder
-        self.bare = job.model.to(processes.device)
+        self.split = job.shard and processes.num_processes > 1
+        self.bare = (
+            shard_model(job.model, processes) if self.split else job.model.to(processes.device)
+        )
         self.parameters = list(trained_parameters(self.bare).values())
         self.optimizer = adamw(self.bare, job.settings)
-        self.model = processes.prepare(self.bare)
+        self.model = self.bare if self.split else processes.prepare(self.bare)
 
     def restore(self, note: Callable[[str], None]) -> Position:
         """Go back to the newest whole checkpoint, if there is one."""
@@ -209,6 +219,8 @@ class _Engine:
 
     def update(self, index: int) -> tuple[dict[str, float], float, float]:
         """One optimizer step: the loss and scalars over the global batch, the rate, the norm."""
+        import torch
+
         settings, rank = self.job.settings, self.processes.process_index
         _seed(settings.seed, index, rank)
         self.model.train()
@@ -224,7 +236,8 @@ class _Engine:
             for name, value in {"loss": loss, **scalars}.items():
                 sums[name] = sums.get(name, 0) + value.detach().float() / len(parts)
         values = self._mean_over_processes(sums)
-        norm = float(self.processes.clip_grad_norm_(self.parameters, settings.clip))
+        clipped = torch.nn.utils.clip_grad_norm_(self.parameters, settings.clip)
+        norm = float(whole_tensor(clipped))
         self._check_finite({**values, "gradient norm": norm}, index + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -240,7 +253,9 @@ class _Engine:
         self.model.eval()
         with torch.no_grad(), self._autocast():
             rank, world = self.processes.process_index, self.processes.num_processes
-            for batch in self.job.held_out[rank::world]:
+            # A split model runs in all processes at once, so each takes all batches.
+            own = self.job.held_out if self.split else self.job.held_out[rank::world]
+            for batch in own:
                 mean, _ = self.job.loss(self.bare, self._placed(batch))
                 rows = len(next(iter(batch.values())))
                 total += torch.tensor([float(mean) * rows, rows], dtype=torch.float64)
@@ -265,11 +280,16 @@ class _Engine:
         if folder is None:
             return
 
+        content: CheckpointContent | None = None
+        if position is not None:  # every process gives its part of what is split
+            content = checkpoint_content(
+                self.bare, self.optimizer, position, keep=self.processes.is_main_process
+            )
+
         def action() -> None:
             append_row(folder.metrics, record)
-            if position is not None:
-                keep = self.job.settings.keep
-                save_checkpoint(folder.checkpoints, self.bare, self.optimizer, position, keep=keep)
+            if content is not None:
+                save_checkpoint(folder.checkpoints, content, keep=self.job.settings.keep)
 
         if position is not None:
             on_main(self.processes, action)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
 from headwise.training.settings import TrainSettings, learning_rate
+from headwise.training.sharding import like, whole_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,16 +79,17 @@ def set_learning_rate(optimizer: AdamW, step: int, settings: TrainSettings) -> f
 
 def _size(tensor: Tensor) -> float:
     """The root mean square; a tensor of zeros has none, so its rate is taken as it is."""
-    return float(tensor.detach().double().square().mean().sqrt()) or 1.0
+    return float(whole_tensor(tensor.detach()).double().square().mean().sqrt()) or 1.0
 
 
-def moments(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter name/moment`, on the CPU."""
-    return {
-        f"{name}/{key}": value.detach().cpu().contiguous()
+def moments(model: nn.Module, optimizer: AdamW, *, keep: bool = True) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter name/moment`, on the CPU; nothing unless kept."""
+    whole = (
+        (f"{name}/{key}", whole_tensor(value.detach()))
         for name, p in trained_parameters(model).items()
         for key, value in optimizer.state[p].items()
-    }
+    )
+    return {name: value.cpu().contiguous() for name, value in whole if keep}
 
 
 def restore_moments(model: nn.Module, optimizer: AdamW, saved: dict[str, Tensor]) -> None:
@@ -98,4 +100,4 @@ def restore_moments(model: nn.Module, optimizer: AdamW, saved: dict[str, Tensor]
         p = parameters[name]
         # The step counter lives where the optimizer made it: beside the weights when fused.
         device = p.device if key != "step" or optimizer.defaults["fused"] else "cpu"
-        optimizer.state[p][key] = value.to(device)
+        optimizer.state[p][key] = value.to(device) if key == "step" else like(p, value)

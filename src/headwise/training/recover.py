@@ -33,10 +33,12 @@ from headwise.training.batches import Batch, Loss, held_out_batches, mixed_batch
 from headwise.training.checkpoint import RunFolder, StepRecord, read_rows
 from headwise.training.loop import Observer, TrainingJob, check_division, train_model
 from headwise.training.settings import RecoverSettings, Trained, TrainSettings
+from headwise.training.sharding import shard_model
 from headwise.training.trained import choose_trained, merge_trained
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator  # type: ignore[import-untyped]
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -66,6 +68,7 @@ def recover(
     *,
     settings: RecoverSettings | None = None,
     force: bool = False,
+    shard: bool = False,
     observer: Observer | None = None,
     finishing: Callable[[Path], None] | None = None,
     last: Collection[str] = (),
@@ -78,7 +81,7 @@ def recover(
     should not count as much as the others (0.5:code.txt). A killed recovery of the same inputs is
     resumed. `finishing` may add files to the new folder before it takes its place; `last` are
     files that the caller adds later (see `headwise.runs.resume`). Under torchrun all processes
-    call this, and all get the result.
+    call this, and all get the result; `shard` then splits both models over them.
     """
     task, out = _task(cut, against, text, settings), Path(out)
     processes = accelerator(task.settings.device)
@@ -114,7 +117,7 @@ def recover(
         folder, signal = RunFolder(partial_of(out)), 0
         if not on_main(processes, begin):
             sentence = _check_memory(task)
-            job = _job(task, processes.device)
+            job = _job(task, processes, shard=shard)
             if sentence and observer is not None:
                 observer.noted(sentence)
             outcome = train_model(job, processes, folder=folder, observer=observer)
@@ -174,7 +177,7 @@ def _check_memory(task: _Task) -> str:
     return need.sentence
 
 
-def _job(task: _Task, device: torch.device) -> TrainingJob:
+def _job(task: _Task, processes: Accelerator, *, shard: bool) -> TrainingJob:
     """The cut model, its teacher and the tokens, loaded."""
     settings = task.settings
     assert settings.context is not None
@@ -190,10 +193,12 @@ def _job(task: _Task, device: torch.device) -> TrainingJob:
     tokens = streams(trained_on.texts, most)
     unseen = streams(held_out, HELD_OUT_WINDOWS * settings.context // max(1, len(held_out)))
     choose_trained(model, task.train, seed=settings.seed)
+    teacher = teacher.eval().requires_grad_(False)
+    teacher = shard_model(teacher, processes) if shard else teacher.to(processes.device)
     sizes = {"context": settings.context, "batch_size": settings.batch_size}
     return TrainingJob(
         model=model,
-        loss=divergence_loss(teacher.to(device).eval().requires_grad_(False)),
+        loss=divergence_loss(teacher),
         batches=mixed_batches(tokens, trained_on.weights, seed=settings.seed, **sizes),
         settings=settings,
         held_out=tuple(
@@ -203,6 +208,7 @@ def _job(task: _Task, device: torch.device) -> TrainingJob:
                 stream, most=max(1, settings.eval_windows // len(unseen)), **sizes
             )
         ),
+        shard=shard,
     )
 
 

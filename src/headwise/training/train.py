@@ -154,6 +154,7 @@ def train(
     vocab_size: int | None = None,
     max_chars: int | None = None,
     force: bool = False,
+    shard: bool = False,
     observer: Observer | None = None,
     progress: Progress = silent,
     beginning: Callable[[Path], None] | None = None,
@@ -166,7 +167,7 @@ def train(
     folder or a tokenizer.json (default: one is trained on the text, with `vocab_size` tokens). A
     finished run of the same inputs is left as it is; one of other inputs is replaced with `force`.
     `beginning` may add files to a new run's folder. Under torchrun all processes call this, and
-    all get the result.
+    all get the result; `shard` then splits the model over them.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
     if plan.shape.family in IMAGE_FAMILIES:
@@ -182,7 +183,7 @@ def train(
         text=TextInput(sources=text.names, max_chars=max_chars, sha256=text.sha256),
         tokenizer=TokenizerInput(source=tokenizer, vocab_size=vocab_size),
     )
-    request = _Request(Path(out), inputs, plan, text, force, command, beginning)
+    request = _Request(Path(out), inputs, plan, text, force, command, beginning, shard)
     return _run(request, observer, progress)
 
 
@@ -195,6 +196,7 @@ def resume_training(
     tokenizer: str | None = None,
     vocab_size: int | None = None,
     max_chars: int | None = None,
+    shard: bool = False,
     observer: Observer | None = None,
     progress: Progress = silent,
 ) -> TrainResult:
@@ -222,7 +224,7 @@ def resume_training(
         text=found.text.model_copy(update=_given(text_changes)),
         tokenizer=found.tokenizer.model_copy(update=_given(tokenizer_changes)),
     )
-    return _run(_Request(out, inputs, given), observer, progress)
+    return _run(_Request(out, inputs, given, shard=shard), observer, progress)
 
 
 def _given(changes: dict[str, Any]) -> dict[str, Any]:
@@ -279,6 +281,7 @@ class _Request:
     force: bool = False
     command: str = ""
     beginning: Callable[[Path], None] | None = None
+    shard: bool = False
 
     @property
     def settings(self) -> TrainSettings:
@@ -301,7 +304,9 @@ def _run(request: _Request, observer: Observer | None, progress: Progress) -> Tr
         if status == "finished":
             result = TrainResult(request.out, status, details.last, details.text)
         else:
-            job = _job(RunFolder(request.out), details, settings, built)
+            job = replace(
+                _job(RunFolder(request.out), details, settings, built), shard=request.shard
+            )
             result = _train(RunFolder(request.out), details, job, processes, observer)
     processes.end_training()
     return result
