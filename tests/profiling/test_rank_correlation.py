@@ -25,5 +25,10 @@ def test_predicted_loss_orders_plans_of_a_real_model(tmp_path):
     assert len(found["plans"]) >= 10
     assert len({row["measured"] for row in found["plans"]}) >= 10
     assert found["rank_correlation"]["predicted"] >= 0.9, found
+    assert found["rank_correlation"]["predicted, layer plans"] >= 0.9, found
     # The control: the number of parameters alone does not order them as well.
-    assert found["rank_correlation"]["parameters"] < found["rank_correlation"]["predicted"]
+    for some in ("", ", layer plans"):
+        predicted, parameters = (
+            found["rank_correlation"][by + some] for by in ("predicted", "parameters")
+        )
+        assert parameters < predicted

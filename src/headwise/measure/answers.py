@@ -12,6 +12,8 @@ Lines of a file, by task:
     lambada                          {"context": …, "continuation": the last word}
     piqa, arc_easy, hellaswag, boolq {"query": …, "choices": […], "gold": index}
     winogrande                       {"context_options": […], "continuation": …, "gold": index}
+
+Encoders are asked other tasks, without lm-eval (`headwise.measure.probes`).
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -29,7 +31,17 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from headwise.errors import HeadwiseError, quoted
+from headwise.measure.probes import (
+    PROBES,
+    ProbeData,
+    probe_data,
+    probe_outcomes,
+    resampled,
+    statistic,
+)
 from headwise.measure.record import TaskResult
 from headwise.progress import Progress, silent
 from headwise.records import parse_json, read_file
@@ -75,6 +87,12 @@ class TaskAsked:
     source: str
     limit: int | None
     questions: tuple[Mapping[str, Any], ...] | None = None
+    probe: ProbeData | None = None  # of a task for encoders
+
+    @property
+    def kind(self) -> str:
+        """The kind of model that it is for."""
+        return "causal" if self.probe is None else "encoder"
 
 
 def tasks_asked(
@@ -83,7 +101,7 @@ def tasks_asked(
     """The tasks with their local questions; a missing or damaged file is one clear sentence."""
     if data is not None and not names:
         raise HeadwiseError("--task-data needs --tasks; name them, for example piqa,lambada.")
-    if names:
+    if set(names) - set(PROBES):
         _refuse_without_lm_eval()
     return tuple(_asked(name, data, limit) for name in dict.fromkeys(names))
 
@@ -96,11 +114,16 @@ def _refuse_without_lm_eval() -> None:
 
 
 def _asked(name: str, data: str | None, limit: int | None) -> TaskAsked:
+    if name in PROBES:
+        if data is None:
+            raise HeadwiseError(f"the task {name} needs its files; give their folder: --task-data.")
+        source, rows_asked = probe_data(name, data, limit)
+        return TaskAsked(name, source, limit, probe=rows_asked)
     if data is None:
         return TaskAsked(name, "lm-eval", limit)
     if name not in LOCAL_TASKS:
         raise HeadwiseError(
-            f"--task-data knows the files of {', '.join(LOCAL_TASKS)}, got the task "
+            f"--task-data knows the files of {', '.join([*LOCAL_TASKS, *PROBES])}, got the task "
             f"{quoted(name)}; leave --task-data out to use lm-eval's own data."
         )
     found = sorted(Path(data).glob(f"{name}*.jsonl"))
@@ -145,7 +168,32 @@ class TaskAnswers:
     """How a model did on each question, by the question's number."""
 
     metric: str
-    right: Mapping[int, float]
+    right: Mapping[int, float]  # of "mcc" the predicted label, of "spearman" the likeness
+
+
+def _probe_result(task: TaskAsked, cut: TaskAnswers, dense: TaskAnswers) -> TaskResult:
+    """Metrics that are no means: their standard errors are those of rows drawn again."""
+    assert task.probe is not None
+    labels, metric = task.probe.asked.labels, cut.metric
+    own, other = (np.array(list(one.right.values())) for one in (cut, dense))
+    drawn = resampled(metric, (own, other), labels)
+    errors = [float(x.std(ddof=1)) for x in (*drawn, drawn[0] - drawn[1])]
+    found = [statistic(metric, x, labels) for x in (own, other)]
+    right = [x == labels for x in (own, other)] if metric == "mcc" else None
+    return TaskResult(
+        name=task.name,
+        source=task.source,
+        metric=metric,
+        questions=len(labels),
+        dense=found[1],
+        dense_stderr=errors[1],
+        cut=found[0],
+        cut_stderr=errors[0],
+        difference=found[0] - found[1],
+        difference_stderr=errors[2],
+        gained=None if right is None else int((right[0] & ~right[1]).sum()),
+        lost=None if right is None else int((~right[0] & right[1]).sum()),
+    )
 
 
 def task_result(name: str, source: str, cut: TaskAnswers, dense: TaskAnswers) -> TaskResult:
@@ -177,6 +225,8 @@ def task_results(
     """Every task, answered by both models."""
     return tuple(
         task_result(task.name, task.source, own, other)
+        if own.metric not in ("mcc", "spearman")
+        else _probe_result(task, own, other)
         for task, own, other in zip(asked, cut, dense, strict=True)
     )
 
@@ -200,6 +250,9 @@ def _stderr(values: Sequence[float]) -> float:
 
 
 def _answers(model: Any, tokenizer: PreTrainedTokenizerBase, task: TaskAsked) -> TaskAnswers:
+    if task.probe is not None:
+        outcomes = probe_outcomes(task.name, model, tokenizer, task.probe)
+        return TaskAnswers(PROBES[task.name].metric, dict(enumerate(outcomes)))
     with _quiet():
         import lm_eval  # type: ignore[import-untyped]
         from lm_eval.models.huggingface import HFLM  # type: ignore[import-untyped]
@@ -271,7 +324,6 @@ def _quiet() -> Iterator[None]:
     """lm-eval prints bars and logs, warns, and sets the seeds of everything; none of it is left."""
     import random
 
-    import numpy as np
     import torch
     from transformers.utils import logging as transformers_logging
 

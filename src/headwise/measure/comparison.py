@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float16, Integer
+from jaxtyping import Float, Float16, Integer
 
 from headwise.data.images import PIXELS
 from headwise.errors import HeadwiseError
@@ -136,10 +136,8 @@ def embedding_cosines(
 
     found: list[float] = []
     for start in range(0, len(sentences), 32):
-        some = list(sentences[start : start + 32])
-        batch = tokenizer(
-            some, padding=True, truncation=True, max_length=max_length, return_tensors="pt"
-        ).to(model.device)
+        some = sentences[start : start + 32]
+        batch = _sentences(tokenizer, some, max_length).to(model.device)
         with torch.inference_mode():
             own, other = (_pooled(one, batch).double() for one in (model, reference))
             found += torch.nn.functional.cosine_similarity(own, other).tolist()
@@ -201,6 +199,31 @@ def _columns(own: Tensor, other: Tensor, targets: Tensor) -> np.ndarray:
     agreed = (q.argmax(-1) == p.argmax(-1)).float()
     found: np.ndarray = torch.stack([*parts, agreed, kl], 1).double().cpu().numpy()
     return found
+
+
+def sentence_embeddings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]
+) -> Float[np.ndarray, "sentences dim"]:
+    """An encoder's mean-pooled embeddings."""
+    import torch
+
+    found: list[np.ndarray] = []
+    for start in range(0, len(sentences), 32):
+        batch = _sentences(tokenizer, sentences[start : start + 32], 128).to(model.device)
+        with torch.inference_mode():
+            found.append(_pooled(model, batch).double().cpu().numpy())
+    made = np.concatenate(found)
+    if not np.isfinite(made).all():
+        raise HeadwiseError(
+            "a model's embeddings are not numbers (NaN or infinity); a cut model that does this "
+            "is broken, in half precision try --dtype fp32."
+        )
+    return made
+
+
+def _sentences(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Any:
+    options = {"padding": True, "truncation": True, "max_length": max_length}
+    return tokenizer(list(sentences), **options, return_tensors="pt")
 
 
 def _pooled(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:

@@ -262,8 +262,8 @@ class TaskResult(Frozen):
     cut_stderr: float
     difference: float  # cut − dense
     difference_stderr: float  # of the paired differences
-    gained: int  # questions that only the cut model answers right
-    lost: int  # that only the dense model does
+    gained: int | None  # questions that only the cut model answers right; None: a likeness
+    lost: int | None  # that only the dense model does
 
 
 class Sample(Frozen):

@@ -104,8 +104,12 @@ def verify(
     seen = seen_texts(model.folder)
     task = _common_task(model, reference, sources)
     targets.check(reference.kind)
-    if asked and reference.kind != "causal":
-        raise HeadwiseError(f"tasks are for causal models, but this is {_KINDS[reference.kind]}.")
+    for one in asked:
+        if one.kind != reference.kind:
+            raise HeadwiseError(
+                f"the task {one.name} is for {_KINDS[one.kind]}, but this is "
+                f"{_KINDS[reference.kind]}; leave it out of --tasks."
+            )
     with TemporaryDirectory(prefix="headwise-") as spare:
         together, progress = _fit_together((model, reference), settings, progress)
         if together:

@@ -245,7 +245,7 @@ def _task_table(found: Verification) -> Iterator[Part]:
             f"{task.dense:.1%} ± {task.dense_stderr:.1%}",
             f"{task.cut:.1%} ± {task.cut_stderr:.1%}",
             f"{task.difference:+.1%} ± {task.difference_stderr:.1%}",
-            f"{task.gained} / {task.lost}",
+            "" if task.gained is None else f"{task.gained} / {task.lost}",
         )
         for task in found.tasks
     ]
