@@ -136,7 +136,6 @@ def _vllm(plan: Plan) -> str:
     except _No:
         pass
     _causal(plan)
-    _whole_norms(plan)
     widths = set()
     for i, layer in _layers(plan):
         if not layer.heads:
@@ -147,6 +146,7 @@ def _vllm(plan: Plan) -> str:
         if plan.shape.family in _NORMED:
             _padded_norms(plan, i, layer)
         widths.add(served_width(layer, plan))
+    _whole_norms(plan)
     listed = ", ".join(str(w) for w in sorted(widths))
     return f"in headwise's class, keys and values of a layer as wide as its widest: {listed}"
 
