@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import onnxruntime_genai as genai
 import pytest
+import torch
 
 import headwise as hw
 from headwise.errors import HeadwiseError
@@ -34,6 +36,32 @@ def test_any_plan_runs_in_onnx_runtime(name, tmp_path):
     first = session.read([5, 6, 7])[-1]
     session.reset()
     assert np.abs(session.read([5, 8, 7])[-1] - first).max() > 1e-2
+
+
+def test_onnxruntime_genai_writes_the_same_text(tmp_path):
+    """Widths by layer, keys as wide as values: what it has a place for."""
+    cut = tiny.narrowed(convert(tiny.stock("llama")))
+    alike = hw.export(saved(cut, tmp_path / "cut"), to="vllm", out=tmp_path / "alike", check=False)
+    graph = hw.export(alike.out, to="onnx", out=tmp_path / "out", check=False).out
+    prompt, new = [5, 6, 7, 8, 9], 12
+    with torch.no_grad():
+        ids = torch.tensor([prompt])
+        own = cut.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None)[0].tolist()
+    model = genai.Model(str(graph))
+    found = {}
+    for start in (prompt, [4, *prompt[1:]]):
+        asked = genai.GeneratorParams(model)
+        asked.set_search_options(max_length=len(prompt) + new, do_sample=False)
+        writer = genai.Generator(model, asked)
+        writer.append_tokens(start)
+        while not writer.is_done():
+            writer.generate_next_token()
+        found[tuple(start)] = [int(t) for t in writer.get_sequence(0)]
+    assert found[tuple(prompt)] == own
+    assert found[4, *prompt[1:]][5:] != own[5:]  # the control: another prompt, another text
+    plain = hw.export(tmp_path / "cut", to="onnx", out=tmp_path / "plain", check=False).out
+    assert (graph / "genai_config.json").exists()
+    assert not (plain / "genai_config.json").exists()  # its keys and values differ in width
 
 
 def test_what_onnx_has_not_is_refused(tmp_path):
