@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py --cuts 200
 
-Every cut is the whole of `headwise.compress` (profile, plan, cut, verification, card, report) of a
-tiny random Llama, into a folder that is then removed. Prints one JSON document with what the
-process held along the way; exits with 1 if any of it grew after the first quarter.
+Every cut is the whole of `headwise.compress` (profile, plan, cut, recovery, verification, card,
+report) of a tiny random Llama, into a folder that is then removed. Prints one JSON document with
+what the process held along the way; exits with 1 if any of it grew after the first quarter.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -57,9 +57,10 @@ def write_model() -> None:
 def cut() -> None:
     """One compression, and its output removed."""
     sizes: dict[str, Any] = {"tokens": 128, "length": 16, "verify_tokens": 64, "multiple_of": 2}
+    sizes["recover"] = 64  # four steps
     found = hw.compress("model", out="out", text="text.txt", attn_params="60%", **sizes)
     assert found.verification is not None
-    for made in ("out", "out.profile"):
+    for made in ("out", "out.cut", "out.profile"):
         shutil.rmtree(made)
 
 
