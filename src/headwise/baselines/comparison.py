@@ -80,7 +80,6 @@ from headwise.records import parse_value, read_json, write_record
 from headwise.source import Source, open_source
 
 Cell = TypeVar("Cell", ComparisonCell, DenseCell)
-CHARTS = ("pareto.html", "pareto.svg", "pareto.png")
 
 
 @dataclass(frozen=True, slots=True)

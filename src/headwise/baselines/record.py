@@ -19,6 +19,7 @@ from headwise.models.record import CalibrationRecord
 from headwise.records import Frozen, Record, read_record
 
 COMPARE_RECORD = "compare.json"
+CHARTS = ("pareto.html", "pareto.svg", "pareto.png")  # of the result, beside it
 
 
 class ComparedText(Frozen):

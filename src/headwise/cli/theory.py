@@ -123,7 +123,7 @@ def advise(asked: AdviseOptions, common: Common) -> None:
     }
     rows = [(v.name, str(v.verdict), v.why) for v in views]
     title = f"{heads} heads of width {head_dim}, d_model {d_model}, context {context}"
-    words = {True: "shown", False: "not shown", None: "cannot be told"}
+    words = {True: "shown", False: "not shown", None: "unknown"}
     told = [(s.name, words[s.shown], s.why, s.change or "–") for s in signs]
     columns = ("failure sign", "", "why", "what to change")
     render = Group(

@@ -1,4 +1,4 @@
-"""Tokens per second of several models side by side, where the speed is felt.
+"""Tokens per second of several models side by side, where speed matters.
 
     prefill          one prompt, read at once (an image counts as many tokens as it has patches)
     decode           one sequence, token by token: here the weights are what is read

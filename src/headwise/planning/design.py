@@ -208,11 +208,11 @@ POLICIES: dict[str, Policy] = {
 # One clause each, without a full stop: what speaks for a policy and against it.
 EVIDENCE: dict[str, str] = {
     "uniform": "the baseline; nothing is assumed",
-    "narrower-late": "the paper says later layers may be narrower; here it could not be told from "
-    "uniform in six layers, and in two layers a wider first layer lost 5.9% on windows of 256 "
-    "tokens (5 of 5 seeds)",
-    "more-heads-late": "OpenELM's authors use it; here it could not be told from uniform in six "
-    "layers",
+    "narrower-late": "the paper says later layers may be narrower; here it was not "
+    "distinguishable from uniform in six layers, and in two layers a wider first layer lost 5.9% "
+    "on windows of 256 tokens (5 of 5 seeds)",
+    "more-heads-late": "OpenELM's authors use it; here it was not distinguishable from uniform in "
+    "six layers",
     "early-many-late-few": "a reading of the papers by their readers, never measured; it "
     "contradicts narrower-late",
     "early-few-late-many": "Prism's authors report it; not measured here; it contradicts "

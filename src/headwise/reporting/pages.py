@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headwise.artifacts import write_text
-from headwise.baselines.comparison import CHARTS
-from headwise.baselines.record import ComparisonRecord
+from headwise.baselines.record import CHARTS, ComparisonRecord
 from headwise.planning.cost import cost, dense_cost
 from headwise.reporting.charts import pareto_chart, save_chart
 from headwise.reporting.cut_page import cut_page

@@ -3,7 +3,7 @@
 The papers' readers name three: late layers with more than they need, early layers with less, and
 equal layers where a measurement asks for different ones. A fourth is a head below a floor. The
 first three are differences from what was *measured*, so they take a second plan of about the same
-cost: one that was fitted to a profile or to proxies. Without it they cannot be told.
+cost: one that was fitted to a profile or to proxies. Without it they are unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEASURE = "fit a plan of this cost with `headwise plan design`, and give it as -
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One failure sign: whether the plan shows it (None: cannot be told), why, what to change."""
+    """One failure sign: whether the plan shows it (None: unknown), why, what to change."""
 
     name: str
     shown: bool | None

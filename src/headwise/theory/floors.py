@@ -55,7 +55,7 @@ def jl_floor(points: int, eps: float | int) -> Floor:
         )
     if eps < 1e-6:
         raise TheoryError(
-            f"A distortion eps below 1e-6 asks for a width beyond any model, got {eps}; pass for "
+            f"A distortion eps below 1e-6 is below what any model needs, got {eps}; pass for "
             "example 0.5."
         )
     return Floor(8.0 * math.log(_count(points, "points")) / eps**2)
