@@ -10,6 +10,7 @@ divisibility.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from headwise.data.tokens import trained_tokenizer
 from headwise.models.build import convert, plan_of
 from headwise.models.shapes import stock_class
 from headwise.models.slicing import sliced
-from headwise.plan import Budget, Limit
+from headwise.plan import Budget, Limit, ModelShape
 from headwise.planning.fit import Kept, fit
 from headwise.planning.rules import WidthRules
 from headwise.profiling.run import ProfileJob, profile_model
@@ -42,6 +43,19 @@ VOCAB, POSITIONS, LAYERS, FFN, LABELS = 101, 67, 3, 37, 7
 IMAGE = (3, 6, 8)  # in patches of 2 by 2: 12 of them and a class token
 LENGTH = 13  # as many tokens as an image has
 MASK = 3
+
+# The smallest model to train: distinct sizes, three heads.
+SHAPE = ModelShape(
+    n_layers=1,
+    d_model=12,
+    context=16,
+    n_heads=3,
+    n_kv_heads=3,
+    qk_dim=4,
+    vo_dim=4,
+    ffn_dim=13,
+    vocab_size=263,
+)
 
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _TEXT = {
@@ -251,3 +265,16 @@ def write_llama(
     model.save_pretrained(folder / "model", max_shard_size=shard)
     trained_tokenizer([text], vocab_size).save_pretrained(folder / "model")
     return folder
+
+
+def add_gguf_tokenizer(writer: Any, tokenizer: Any) -> None:
+    """Write a byte-pair tokenizer into a GGUF file, as llama.cpp's converter does."""
+    data = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = sorted(data["vocab"], key=data["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if t == tokenizer.eos_token else 1 for t in tokens])
+    writer.add_token_merges([" ".join(m) for m in data["merges"]])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise.plan import ModelShape, Plan
+from headwise.plan import Plan
+from tests import tiny
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("killed_before.py")
@@ -32,18 +33,7 @@ def place(tmp_path_factory, write_llama):
         num_key_value_heads=2,
         max_position_embeddings=32,
     )
-    shape = ModelShape(
-        n_layers=1,
-        d_model=12,
-        context=16,
-        n_heads=3,
-        n_kv_heads=3,
-        qk_dim=4,
-        vo_dim=4,
-        ffn_dim=13,
-        vocab_size=263,
-    )
-    (folder / "plan.json").write_text(Plan.uniform(shape).to_json())
+    (folder / "plan.json").write_text(Plan.uniform(tiny.SHAPE).to_json())
     text = ("--text", folder / "text.txt", "--length", "16", "--tokens", "160")
     words = (
         "compress",

@@ -6,19 +6,10 @@ import sys
 
 import pytest
 
-from headwise.plan import ModelShape, Plan
+from headwise.plan import Plan
+from tests import tiny
 
-SHAPE = ModelShape(
-    n_layers=1,
-    d_model=12,
-    context=16,
-    n_heads=3,
-    n_kv_heads=3,
-    qk_dim=4,
-    vo_dim=4,
-    ffn_dim=13,
-    vocab_size=263,
-)
+SHAPE = tiny.SHAPE
 
 
 @pytest.fixture

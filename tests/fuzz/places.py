@@ -29,28 +29,19 @@ from headwise.measure.record import read_verification
 from headwise.measure.self_text import SELF_TEXT_RECORD, SelfTextRecord, read_self_text
 from headwise.models.gguf import dequantised
 from headwise.models.record import read_cut_record
-from headwise.plan import ModelShape, Plan
+from headwise.plan import Plan
 from headwise.plans import read_plan
 from headwise.profiling.format import Profile
 from headwise.recipe import read_recipe
 from headwise.records import write_record
 from headwise.reporting.sources import read_report_source
 from headwise.source import open_source
+from tests import tiny
 
 SIZES = "--tokens 48 --length 16 --device cpu"
 CUT = "--attn-params 60% --multiple-of 2"
 TEXT = "--text text.txt"
-SHAPE = ModelShape(
-    n_layers=1,
-    d_model=12,
-    context=16,
-    n_heads=3,
-    n_kv_heads=3,
-    qk_dim=4,
-    vo_dim=4,
-    ffn_dim=13,
-    vocab_size=263,
-)
+SHAPE = tiny.SHAPE
 _LLAMA = {
     "hidden_size": 16,
     "intermediate_size": 19,
@@ -309,8 +300,6 @@ def make_place(place: Path) -> None:
 
 def make_small_place(place: Path) -> None:
     """What is quickly made: a model, texts and plans, for the fast lane."""
-    from tests import tiny
-
     tiny.write_llama(place, characters=3_000, vocab_size=263, **_LLAMA)
     _make_texts_and_plans(place)
 
@@ -353,8 +342,6 @@ def _make_images(place: Path) -> None:
     from PIL import Image
     from safetensors.numpy import save_file
 
-    from tests import tiny
-
     tiny.stock("vit").save_pretrained(place / "vit")
     processor = {"size": {"height": 6, "width": 8}}
     (place / "vit" / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -384,16 +371,7 @@ def _make_gguf(place: Path) -> None:
     writer.add_head_count_kv(_LLAMA["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
-    tokenizer = AutoTokenizer.from_pretrained(place / "model")
-    data = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    tokens = sorted(data["vocab"], key=data["vocab"].get)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if t == tokenizer.eos_token else 1 for t in tokens])
-    writer.add_token_merges([" ".join(m) for m in data["merges"]])
-    writer.add_bos_token_id(tokenizer.bos_token_id)
-    writer.add_eos_token_id(tokenizer.eos_token_id)
+    tiny.add_gguf_tokenizer(writer, AutoTokenizer.from_pretrained(place / "model"))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, _LLAMA["num_hidden_layers"])
     for name, tensor in model.state_dict().items():
         module, _, kind = name.rpartition(".")

@@ -138,17 +138,7 @@ def _stored(arch, name, rows):
 
 
 def _add_tokenizer(writer, tokenizer):
-    import json
-
-    data = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    tokens = sorted(data["vocab"], key=data["vocab"].get)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if t == tokenizer.eos_token else 1 for t in tokens])
-    writer.add_token_merges([" ".join(m) for m in data["merges"]])
-    writer.add_bos_token_id(tokenizer.bos_token_id)
-    writer.add_eos_token_id(tokenizer.eos_token_id)
+    tiny.add_gguf_tokenizer(writer, tokenizer)
     writer.add_chat_template("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
 
 

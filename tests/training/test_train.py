@@ -11,23 +11,14 @@ from headwise.data.mixture import Mixture, Share
 from headwise.data.text import Text
 from headwise.errors import HeadwiseError, OutputError
 from headwise.models import build
-from headwise.plan import ModelShape, Plan
+from headwise.plan import Plan
 from headwise.runs import read_run, update_run
 from headwise.training.loop import Observer
 from headwise.training.settings import TrainSettings
 from headwise.training.train import read_training, resume_training, train
+from tests import tiny
 
-SHAPE = ModelShape(
-    n_layers=1,
-    d_model=12,
-    context=16,
-    n_heads=3,
-    n_kv_heads=3,
-    qk_dim=4,
-    vo_dim=4,
-    ffn_dim=13,
-    vocab_size=263,
-)
+SHAPE = tiny.SHAPE
 PLAN = Plan.uniform(SHAPE)
 TEXT = Text("made up", ("some text to learn\n" * 99,))
 SETTINGS = TrainSettings(steps=5, batch_size=2, save_every=2, eval_every=3, device="cpu")
