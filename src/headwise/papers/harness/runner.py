@@ -108,7 +108,7 @@ def reproduce(
     pool.check()  # before anything is noted: a pool that cannot run leaves nothing behind
     with store.resumed(request.size, {claim.id: len(request.seeds) for claim in request.claims}):
         run_missing(request.trials(), store, pool, progress)
-        return redraw(folder, known)
+        return write_outputs(folder, *judge_folder(folder, known), known)
 
 
 def run_missing(
