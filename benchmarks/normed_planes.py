@@ -89,7 +89,7 @@ def main() -> None:
                     cut_model(request, out)
                     made = open_source(out).load()
                     row[fitted] = loss(made) - dense
-                    if name == "planes too" and not steps:
+                    if name == "planes too" and steps == 0:
                         zero_norms(made)
                         row["refit, zeroed norms"] = loss(made) - dense
                 rows.append(row)
