@@ -19,7 +19,7 @@ from tests.exporting.portable import saved
 pytestmark = pytest.mark.slow  # tracing a model takes seconds
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
 def test_any_plan_runs_in_onnx_runtime(name, tmp_path):
     cut = tiny.narrowed(convert(tiny.stock(name)))
     made = hw.export(saved(cut, tmp_path / "cut"), to="onnx", out=tmp_path / "out")
