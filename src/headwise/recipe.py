@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from headwise.artifacts import check_output, write_text
 from headwise.baselines.catalogue import METHODS, RECOVERED, policy_method
 from headwise.cutting.settings import CutSettings
-from headwise.data.mixture import text_name
+from headwise.data.text import text_name
 from headwise.effort import DEFAULT_EFFORT, EFFORTS, Effort, EffortName
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.measure.record import Targets

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.data.mixture import Mixture, Share, deal, read_mixture, text_name, token_windows
-from headwise.data.text import Text, read_source
+from headwise.data.mixture import Mixture, Share, deal, read_mixture, token_windows
+from headwise.data.text import Text, read_source, text_name
 from headwise.data.tokens import token_stream, trained_tokenizer
 from headwise.errors import HeadwiseError
 

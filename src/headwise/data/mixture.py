@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +28,12 @@ from jaxtyping import Integer, UInt32
 
 from headwise.data.builtin import MIXED, MIXED_KINDS
 from headwise.data.split import held_out_split
-from headwise.data.text import Text, read_source
+from headwise.data.text import Text, name_and_weight, read_source
 from headwise.data.tokens import token_stream
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_WEIGHTED = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +110,13 @@ def read_mixture(names: Sequence[str], max_chars: int | None = None) -> Mixture:
     """The texts of these names; each may begin with a weight and a colon."""
     shares = []
     for given in names:
-        name, weight = _name_and_weight(given)
+        name, weight = name_and_weight(given)
         kinds = [f"builtin:{kind}" for kind in MIXED_KINDS] if name == MIXED else [name]
         shares += [Share(read_source(kind, max_chars), weight / len(kinds)) for kind in kinds]
     if not shares:
         raise HeadwiseError("at least one text is needed, got none; give --text.")
     _refuse_repeats(shares)
     return Mixture(tuple(shares))
-
-
-def text_name(given: str) -> str:
-    """The name of a text without its weight."""
-    return _name_and_weight(given)[0]
 
 
 def deal(weights: Sequence[float], available: Sequence[float], n: int) -> Integer[np.ndarray, " m"]:
@@ -172,19 +164,6 @@ def token_windows(
         rows.append(streams[i][taken[i] * length : (taken[i] + 1) * length])
         taken[i] += 1
     return np.stack(rows)
-
-
-def _name_and_weight(given: str) -> tuple[str, float]:
-    found = _WEIGHTED.fullmatch(given)
-    if found is None:
-        return given, 1.0
-    weight = float(found[1])
-    if not 0 < weight < math.inf:
-        raise HeadwiseError(
-            f"the weight of a text must be a number above 0, got {given!r}; a file whose name "
-            f"begins like that is written ./{given}."
-        )
-    return found[2], weight
 
 
 def _written(source: str, weight: float) -> str:

@@ -14,6 +14,8 @@ seen to have used the same text.
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from pathlib import Path
 from headwise.data.builtin import BUILTIN, MIXED, MIXED_KINDS
 from headwise.errors import HeadwiseError, did_you_mean, reason_of
 from headwise.inputs import MOST_TEXT, check_file, user_path
+
+_WEIGHTED = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,25 @@ def read_source(source: str, max_chars: int | None = None) -> Text:
     if not any(d.strip() for d in kept):
         raise HeadwiseError(f"{source} holds no text (it is empty or blank); give another text.")
     return Text(source=source, documents=kept, skipped=skipped)
+
+
+def text_name(given: str) -> str:
+    """The name of a text without its weight."""
+    return name_and_weight(given)[0]
+
+
+def name_and_weight(given: str) -> tuple[str, float]:
+    """The two parts of 0.5:code.txt; a name without a weight has the weight 1."""
+    found = _WEIGHTED.fullmatch(given)
+    if found is None:
+        return given, 1.0
+    weight = float(found[1])
+    if not 0 < weight < math.inf:
+        raise HeadwiseError(
+            f"the weight of a text must be a number above 0, got {given!r}; a file whose name "
+            f"begins like that is written ./{given}."
+        )
+    return found[2], weight
 
 
 def _documents(source: str) -> tuple[Iterable[str], int]:
