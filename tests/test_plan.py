@@ -52,7 +52,24 @@ def test_a_uniform_plan_is_short_to_read():
     data = json.loads(UNIFORM.to_json())
     head = {"repeat": 3, "qk_dim": 7, "vo_dim": 7, "queries": 2}
     assert data["layers"] == [{"repeat": 5, "heads": [head]}]
-    assert data["format"] == "headwise-plan/1"
+    assert data["format"] == "headwise-plan/2"
+
+
+def test_every_layer_states_its_mlp_and_files_without_it_have_the_shapes():
+    shape = SHAPE.model_copy(update={"ffn_dim": 13})
+    plan = Plan.uniform(shape)
+    assert plan.ffn_dims == (13,) * 5
+    assert not plan.changes_ffn
+    data = json.loads(plan.to_json())
+    assert data["layers"][0]["ffn_dim"] == 13
+    old = {**data, "format": "headwise-plan/1"}
+    old["layers"] = [{k: v for k, v in x.items() if k != "ffn_dim"} for x in data["layers"]]
+    assert Plan.from_dict(old) == plan
+    narrow = LayerPlan(heads=plan.layers[0].heads, ffn_dim=7)
+    cut = Plan(shape=shape, layers=(narrow, *plan.layers[1:]))
+    assert cut.ffn_dims == (7, 13, 13, 13, 13)
+    assert cut.changes_ffn
+    assert Plan.from_json(cut.to_json()) == cut != plan
 
 
 def test_plans_are_frozen():
@@ -103,9 +120,14 @@ HEADS = {"qk_dim": 7, "vo_dim": 7}
         (changed(("shape", "n_kv_heads"), 4), r"n_kv_heads must divide n_heads, got 4 and 6"),
         (changed(("shape", "windows"), [3]), r"windows must be empty or have one entry per layer"),
         (changed(("shape",), None), r"shape"),
+        (changed(("layers", 0, "ffn_dim"), 0), r"ffn_dim must be at least 1, got 0"),
+        (
+            changed(("layers", 0, "ffn_dim"), 5),
+            r"no MLPs \(ffn_dim 0\), but layer 0 plans one of 5",
+        ),
         (
             changed(("format",), "headwise-plan/9"),
-            r"format 'headwise-plan/1', got 'headwise-plan/9'",
+            r"format 'headwise-plan/2', got 'headwise-plan/9'",
         ),
         (changed(("shape", "attention_biases"), ["key", "key"]), r"attention_biases must not rep"),
         (changed((*HEAD, "qk_dim"), 10**400), r"qk_dim must be at most"),
@@ -182,7 +204,14 @@ def test_a_bare_fraction_is_asked_to_become_a_share():
 
 def test_shares_refer_to_the_dense_cost():
     dense = Cost(
-        attn_params=100, params=1000, kv_bytes=10, flops=7, step_bytes=50, context=3, batch=5
+        attn_params=100,
+        ffn_params=50,
+        params=1000,
+        kv_bytes=10,
+        flops=7,
+        step_bytes=50,
+        context=3,
+        batch=5,
     )
     budget = Budget(attn_params=Limit.parse("29%"), kv_bytes=Limit.parse("4"))
     assert budget.limited == ("attn_params", "kv_bytes")

@@ -160,11 +160,11 @@ def padded(length: int = 11, pads: int = 4) -> dict[str, torch.Tensor]:
 
 
 def narrowed(model: Any, *, scores: bool = True) -> Any:
-    """A cut of a converted model: some columns of every head are kept, others in every layer.
+    """A cut of a converted model: some columns and neurons are kept, others in every layer.
 
-    Without `scores`, of values only.
+    Without `scores`, of values and neurons only.
     """
-    kept = []
+    kept, neurons = [], [range(width)[i::2] for i, width in enumerate(plan_of(model).ffn_dims)]
     for i, layer in enumerate(plan_of(model).layers):
         row = []
         for head in layer.heads:
@@ -173,7 +173,7 @@ def narrowed(model: Any, *, scores: bool = True) -> Any:
             kept_scores = (planes[i % 2 :: 2], free[i % 2 :: 2]) if scores else (planes, free)
             row.append(Kept(*kept_scores, range(head.vo_dim)[1 + i :]))
         kept.append(row)
-    return sliced(model, kept)
+    return sliced(model, kept, neurons)
 
 
 def profile_job(

@@ -78,6 +78,11 @@ def design(
             "`headwise plan new`."
         )
     folder = Path(recipe.proxy) if recipe.proxy else target.with_name(f"{target.name}.proxy")
+    if recipe.ffn_params is not None:
+        raise HeadwiseError(
+            "proxies tell what head widths are worth, not MLP widths; leave --ffn-params out, and "
+            "choose the MLPs' width with --ffn-dim."
+        )
     budget = recipe.budget if recipe.budget.limited else Budget(attn_params=Limit(share=1.0))
     rules = DesignRules(recipe.multiple_of, recipe.min_dim, batch=recipe.batch)
     with resume_in_place(folder, "design", _made_of(recipe, folder), command=command):

@@ -6,7 +6,7 @@
                 of the calibration text
     verify      both models, or where memory is short one at a time, + a group of windows' logits or
                 the caches of the longest point of speed, whichever is more
-    recover     both models, + gradients and two moments of the attention, + a batch
+    recover     both models, + gradients and two moments of what is trained, + a batch
 
 `Need.check` compares the sum with what the machine has left and raises before anything is loaded; a
 system that does not say what it has left is not asked. Only the CPU's memory is looked at.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from headwise.errors import HeadwiseError
 from headwise.plan import ModelShape, Plan
-from headwise.planning.cost import cost
+from headwise.planning.cost import cost, ffn_params
 from headwise.progress import Progress, note
 
 NUMBER = 4  # bytes: on a CPU everything runs in float32
@@ -28,12 +28,13 @@ NUMBER = 4  # bytes: on a CPU everything runs in float32
 SETTLING = 96 * 2**20
 # Numbers that a layer's backward pass keeps of each token, in model widths and in FFN widths:
 # the inputs of both norms, queries, keys and values before and after rotation, both products of
-# the gate. Weights ask for no gradient, so the inputs of the projections are not kept.
-KEPT_WIDTHS, KEPT_FFN_WIDTHS = 12, 4
+# the gate, the neurons. Weights ask for no gradient, so the inputs of the projections are not kept.
+KEPT_WIDTHS, KEPT_FFN_WIDTHS = 12, 5
 # Copies of the logits: themselves, their logarithms, gradients.
 KEPT_LOGITS = 4
 # Copies of one layer that its cut holds: dense, cut, its fit with gradients and moments, solves.
 CUT_LAYERS = 5.5
+CUT_GRAMS = 6  # matrices in float64, as wide and high as an MLP whose W_down is refitted
 CUT_STATES = 6  # copies of the hidden states of the whole calibration text
 LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
 SERVING_CACHE = 4  # the dense model's cache at the longest point of speed, in its weights
@@ -100,15 +101,19 @@ class Need:
 
 def profile_need(plan: Plan, *, tokens: int, number: int = NUMBER) -> Need:
     """Profiling with `tokens` in a chunk; `number` is the bytes of a weight."""
-    work = tokens * (_kept(plan.shape) + KEPT_LOGITS * plan.shape.vocab_size)
+    work = tokens * (_kept(plan) + KEPT_LOGITS * plan.shape.vocab_size)
     return Need("Profiling", held(), number * cost(plan).params, NUMBER * work)
 
 
-def cut_need(plan: Plan, *, tokens: int) -> Need:
-    """Cutting layer by layer, with `tokens` of calibration text."""
+def cut_need(plan: Plan, cut: Plan, *, tokens: int) -> Need:
+    """Cutting layer by layer from one plan to another, with `tokens` of calibration text."""
     shape, total = plan.shape, cost(plan)
     layers = total.params - _tables(shape)
-    work = CUT_LAYERS * layers / shape.n_layers + CUT_STATES * tokens * shape.d_model
+    pairs = zip(plan.ffn_dims, cut.ffn_dims, strict=False)
+    refitted = max((after for before, after in pairs if after != before), default=0)
+    states = CUT_STATES + (1 if refitted else 0)  # what the dense MLP gave
+    work = CUT_LAYERS * layers / shape.n_layers + states * tokens * shape.d_model
+    work += 2 * CUT_GRAMS * refitted**2
     return Need("Cutting", held(), NUMBER * _tables(shape), int(NUMBER * work))
 
 
@@ -130,7 +135,8 @@ def verify_need(
     together = tokens * max(1, windows_at_once(max(1, shape.vocab_size), tokens) // 2)
     if most is not None:
         together = min(together, max(most, tokens))
-    passing = PASSING_WIDTHS * shape.d_model + PASSING_FFN_WIDTHS * shape.ffn_dim
+    widest = max(max(one.ffn_dims) for one in plans)
+    passing = PASSING_WIDTHS * shape.d_model + PASSING_FFN_WIDTHS * widest
     work = together * (2 * shape.vocab_size + passing)
     params = [cost(one).params for one in plans]
     weights = number * (max(params) if in_turns else sum(params))
@@ -150,9 +156,11 @@ def verify_need(
 def recover_need(cut: Plan, dense: Plan, *, tokens: int) -> Need:
     """Training a cut model's attention on `tokens` a step, beside the dense one."""
     params = cost(cut).params + cost(dense).params
-    trained = 3 * cost(cut).attn_params
+    pairs = zip(cut.ffn_dims, dense.ffn_dims, strict=True)
+    mlps = sum(ffn_params(cut.shape, own) for own, whole in pairs if own != whole)
+    trained = 3 * (cost(cut).attn_params + mlps)
     # Gradients pass through every layer; the inputs of trained projections are kept too.
-    kept = _kept(cut.shape) + 4 * cut.shape.d_model * cut.shape.n_layers
+    kept = _kept(cut) + 4 * cut.shape.d_model * cut.shape.n_layers
     logits = 2 * KEPT_LOGITS * cut.shape.vocab_size
     return Need(
         "Recovering", held(), NUMBER * params, NUMBER * (trained + tokens * (kept + logits))
@@ -192,10 +200,11 @@ def size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def _kept(shape: ModelShape) -> int:
+def _kept(plan: Plan) -> int:
     """Numbers that a backward pass keeps of one token."""
-    ffn = KEPT_FFN_WIDTHS * shape.ffn_dim if shape.ffn_gated else 2 * shape.ffn_dim
-    return shape.n_layers * (KEPT_WIDTHS * shape.d_model + ffn)
+    shape = plan.shape
+    ffn = (KEPT_FFN_WIDTHS if shape.ffn_gated else 3) * sum(plan.ffn_dims)
+    return shape.n_layers * KEPT_WIDTHS * shape.d_model + ffn
 
 
 def _tables(shape: ModelShape) -> int:

@@ -1,8 +1,9 @@
-"""The data that flows through headwise: a model's shape, a plan for its attention, budgets, costs.
+"""The data that flows through headwise: a model's shape, a plan for its layers, budgets, costs.
 
-    Plan ─┬─ shape    ModelShape: the Transformer around the attention, and its uniform heads
+    Plan ─┬─ shape    ModelShape: the Transformer around the layers, and its uniform layers
           ├─ layers   LayerPlan × n_layers
-          │             └─ heads  HeadSpec × head groups
+          │             ├─ heads    HeadSpec × head groups
+          │             └─ ffn_dim  neurons of the MLP
           └─ origin   which command, versions and profile made it
 
 One key/value head with the query heads it serves is a *head group*:
@@ -22,7 +23,7 @@ import itertools
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -45,7 +46,9 @@ from headwise.records import (
     run_lengths,
 )
 
-PLAN_FORMAT: Literal["headwise-plan/1"] = "headwise-plan/1"
+PLAN_FORMAT: Literal["headwise-plan/2"] = "headwise-plan/2"
+# Before, layers had no `ffn_dim`: all of them the shape's.
+_OLD_FORMAT = "headwise-plan/1"
 
 Projection = Literal["learned", "identity"]
 Bias = Literal["query", "key", "value", "output"]
@@ -148,9 +151,10 @@ class HeadSpec(Frozen):
 
 
 class LayerPlan(Frozen):
-    """The attention of one layer: its head groups, and which projections are learned.
+    """One layer: its head groups, which of their projections are learned, and its MLP's width.
 
-    A layer without head groups has no attention: only its output bias, where it has one.
+    A layer without head groups has no attention: only its output bias, where it has one. An
+    `ffn_dim` of None is the shape's; a `Plan` writes it out.
     """
 
     heads: tuple[HeadSpec, ...]
@@ -158,6 +162,7 @@ class LayerPlan(Frozen):
     key: Projection = "learned"
     value: Projection = "learned"
     biases: tuple[Bias, ...] = ()
+    ffn_dim: Count | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -243,9 +248,9 @@ class Origin(Frozen):
 
 
 class Plan(Frozen):
-    """What the attention of every layer is to be: builds a model, cuts one, is drawn in reports."""
+    """What every layer is to be: builds a model, cuts one, is drawn in reports."""
 
-    format: Literal["headwise-plan/1"] = PLAN_FORMAT
+    format: Literal["headwise-plan/2"] = PLAN_FORMAT
     shape: ModelShape
     layers: tuple[LayerPlan, ...]
     origin: Origin = Origin()
@@ -272,6 +277,13 @@ class Plan(Frozen):
                         f"an identity {side} projection needs heads whose widths add up to "
                         f"d_model {self.shape.d_model}, got {width} in layer {i}"
                     )
+            if layer.ffn_dim is not None and not self.shape.ffn_dim:
+                raise ValueError(
+                    f"the shape has no MLPs (ffn_dim 0), but layer {i} plans one of {layer.ffn_dim}"
+                )
+        if self.shape.ffn_dim and any(layer.ffn_dim is None for layer in self.layers):
+            stated = (_with_ffn_dim(layer, self.shape.ffn_dim) for layer in self.layers)
+            object.__setattr__(self, "layers", tuple(stated))
         return self
 
     @field_serializer("layers", mode="plain")
@@ -284,6 +296,17 @@ class Plan(Frozen):
         head = HeadSpec(qk_dim=shape.qk_dim, vo_dim=shape.vo_dim, queries=shape.queries)
         layer = LayerPlan(heads=(head,) * shape.n_kv_heads, biases=shape.attention_biases)
         return cls(shape=shape, layers=(layer,) * shape.n_layers, origin=origin or Origin())
+
+    @property
+    def ffn_dims(self) -> tuple[int, ...]:
+        """The neurons of every layer's MLP; all 0 where the model has none."""
+        whole = self.shape.ffn_dim
+        return tuple(whole if x.ffn_dim is None else x.ffn_dim for x in self.layers)
+
+    @property
+    def changes_ffn(self) -> bool:
+        """Whether an MLP is narrower or wider than the uniform model's."""
+        return any(width != self.shape.ffn_dim for width in self.ffn_dims)
 
     def to_json(self) -> str:
         """The plan as the text of a plan file."""
@@ -303,6 +326,8 @@ class Plan(Frozen):
     @classmethod
     def from_dict(cls, data: Any, source: str = "the plan") -> Plan:
         """The plan in JSON-ready data; `source` names it in errors."""
+        if isinstance(data, dict) and data.get("format") == _OLD_FORMAT:
+            data = {**data, "format": PLAN_FORMAT}
         if not isinstance(data, dict) or data.get("format") != PLAN_FORMAT:
             came = data.get("format", "no format") if isinstance(data, dict) else type(data)
             raise PlanError(
@@ -316,6 +341,10 @@ class Plan(Frozen):
             raise PlanError(f"{source} is not a valid plan: {problem}") from error
 
 
+def _with_ffn_dim(layer: LayerPlan, width: int) -> LayerPlan:
+    return layer.model_copy(update={"ffn_dim": width}) if layer.ffn_dim is None else layer
+
+
 _CHILDREN: dict[str, type[Frozen]] = {
     "shape": ModelShape,
     "layers": LayerPlan,
@@ -323,10 +352,14 @@ _CHILDREN: dict[str, type[Frozen]] = {
     "origin": Origin,
 }
 
-Resource = Literal["attn_params", "params", "kv_bytes", "flops", "traffic"]
-RESOURCES: tuple[Resource, ...] = ("attn_params", "params", "kv_bytes", "flops", "traffic")
+Resource = Literal[
+    "attn_params", "ffn_params", "block_params", "params", "kv_bytes", "flops", "traffic"
+]
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
 RESOURCE_NAMES: dict[Resource, str] = {
     "attn_params": "attention parameters",
+    "ffn_params": "MLP parameters",
+    "block_params": "attention and MLP parameters",
     "params": "total parameters",
     "kv_bytes": "key-value bytes per token",
     "flops": "FLOPs per token",
@@ -338,12 +371,19 @@ class Cost(Frozen):
     """What a plan costs; one token attends to `context` tokens, `batch` sequences are decoded."""
 
     attn_params: int
+    ffn_params: int
     params: int
     kv_bytes: int
     flops: int
     step_bytes: int  # read by one decoding step, which gives each of the sequences a token
     context: int
     batch: int = 1
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def block_params(self) -> int:
+        """Parameters of attention and MLP together."""
+        return self.attn_params + self.ffn_params
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -400,6 +440,8 @@ class Budget(Frozen):
     """Upper limits on what a plan may cost; a resource left None is free."""
 
     attn_params: Limit | None = None
+    ffn_params: Limit | None = None
+    block_params: Limit | None = None
     params: Limit | None = None
     kv_bytes: Limit | None = None
     flops: Limit | None = None

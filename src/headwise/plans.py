@@ -57,6 +57,8 @@ def new_plan(
         kernel=kernel,
         score_bound=recipe.score_bound,
         identity=recipe.identity,
+        ffn_multiple_of=recipe.ffn_multiple_of,
+        refill_ffn=recipe.refill_ffn,
     )
     plan = design.new_plan(shape, recipe.budget, recipe.policy, rules)
     for name in recipe.for_:

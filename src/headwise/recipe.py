@@ -101,8 +101,8 @@ TEXTS = (
     "it should not count as much as the others (0.5:code.txt)"
 )
 TRAIN = (
-    "What recovery trains: attention, norms (attention and norms), all, or lora (low-rank "
-    "additions, merged at the end; needs the lora extra)."
+    "What recovery trains: attention (and the MLPs that were cut), norms (those and norms), all, "
+    "or lora (low-rank additions, merged at the end; needs the lora extra)."
 )
 SHARD = "Under torchrun, split the model over the processes (FSDP)."
 IMAGES = "a folder of images, or a .safetensors file with pixel_values"
@@ -203,6 +203,8 @@ class Budgets(Recipe):
     attn_params: LimitText = option(
         None, "Limit on attention parameters: 75% of the dense model's, or a number (1.2M)."
     )
+    ffn_params: LimitText = option(None, "Limit on MLP parameters.")
+    block_params: LimitText = option(None, "Limit on attention and MLP parameters together.")
     params: LimitText = option(None, "Limit on all parameters.")
     kv_bytes: LimitText = option(None, "Limit on cached bytes per token.")
     flops: LimitText = option(None, "Limit on FLOPs per token.")
@@ -212,6 +214,9 @@ class Budgets(Recipe):
     batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
     multiple_of: int = option(_W.multiple_of, "Head widths are multiples of this.", ge=1)
     min_dim: int | None = option(None, "Minimum head width [--multiple-of].", ge=1)
+    ffn_multiple_of: int = option(
+        _W.ffn_multiple_of, "MLP widths that are changed become multiples of this.", ge=8
+    )
 
     for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option((), FOR)
 
@@ -235,6 +240,8 @@ class Fitted(Budgets):
     drop_groups: bool = option(
         _W.drop_groups, "Whole head groups may go (not with --granularity model)."
     )
+    min_ffn_dim: int | None = option(None, "Minimum MLP width [--ffn-multiple-of].", ge=1)
+    cut_ffn: bool = option(_W.cut_ffn, "MLPs may be narrowed too, where a limit counts them.")
     context: int | None = option(
         None, "Context length for counting FLOPs and traffic [the model's].", ge=1
     )
@@ -280,8 +287,8 @@ class NewPlanRecipe(NewShape):
     verb: Literal["new_plan"] = "new_plan"
     policy: str = option(
         "uniform",
-        "uniform, or a hypothesis: narrower-late, more-heads-late, early-many-late-few, "
-        "early-few-late-many, theory (what speaks for each: docs/planner.md).",
+        "uniform, or a hypothesis: narrower-late, more-heads-late, openelm, "
+        "early-many-late-few, early-few-late-many, theory (what speaks for each: docs/planner.md).",
     )
     token_dim: int | None = option(None, "theory: dimensions that token vectors fill, assumed.")
     vectors: Name | None = option(
@@ -294,6 +301,9 @@ class NewPlanRecipe(NewShape):
     score_bound: float = option(2.0, "theory: largest absolute score, for saturation.", ge=0)
     identity: Annotated[tuple[Projection, ...], BeforeValidator(_names)] = option(
         (), "A projection to replace by the identity: query, key or value; repeatable."
+    )
+    refill_ffn: bool = option(
+        False, "Give the parameters that a layer's attention saves to its MLP."
     )
 
 

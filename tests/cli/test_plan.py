@@ -104,7 +104,7 @@ def test_an_existing_plan_is_kept(headwise, tmp_path):
     [
         (None, "does not exist; give a plan file"),
         ("{", "invalid JSON at line 1"),
-        ("{}", "must be a JSON object with format 'headwise-plan/1'"),
+        ("{}", "must be a JSON object with format 'headwise-plan/2'"),
         ('{"format": "headwise-plan/1", "shpae": {}}', "Did you mean 'shape'?"),
         (b"\xff\xfe\x00", "cannot be read (it is not UTF-8 text); give a plan file"),
     ],

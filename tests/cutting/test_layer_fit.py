@@ -14,7 +14,7 @@ from headwise.cutting.layer_fit import FitSchedule, fit_layer, fit_schedule
 from headwise.cutting.layer_task import (
     LayerBatches,
     LayerTask,
-    attention_and_layer_outputs,
+    dense_outputs,
     log1p_relative_error,
 )
 from headwise.cutting.refit import (
@@ -46,11 +46,11 @@ class Bench:
         stock = stream.projections(stream.load(PLACE))
         whole = stream.planned(PLACE, dense.profile.plan.layers[PLACE], stock)
         with torch.no_grad():
-            attended, after = attention_and_layer_outputs(stream, whole, PLACE, stream.first)
+            attended, after, _ = dense_outputs(stream, whole, PLACE, stream.first, mlp=False)
         # What the layers before have lost is something that this attention can give.
         arriving = [h - lost * a for h, a in zip(stream.first, attended, strict=True)]
         plan = dense.plan(0.6)
-        made = LayerBatches(arriving, stream.first, attended, after, tuple(held_aside(batches)))
+        made = LayerBatches(arriving, stream.first, attended, after, [], tuple(held_aside(batches)))
         self.task = LayerTask(stream, PLACE, plan.layers[PLACE], made)
         self.cut = cut_projections(dense.profile, plan, PLACE, stock)
 

@@ -9,13 +9,17 @@ from typing import Any
 from headwise.models.build import convert, plan_of
 from headwise.models.slicing import sliced
 from headwise.planning.fit import Kept
+from headwise.planning.targets import LLAMA_LIKE
 from tests import tiny
 
 FULL = {"layer_types": ["full_attention"] * tiny.LAYERS}  # a qwen2 without windows
 
 
 def portable(name: str, planes: Sequence[int] | None, vo_dim: int, **changes: Any) -> Any:
-    """A tiny model of this family whose heads all keep the same planes and value width."""
+    """A tiny model of this family whose heads all keep the same planes and value width.
+
+    Its MLPs lose a few neurons, where the family's exported form has a free width.
+    """
     model = convert(tiny.stock(name, **changes))
     kept = []
     for layer in plan_of(model).layers:
@@ -25,7 +29,9 @@ def portable(name: str, planes: Sequence[int] | None, vo_dim: int, **changes: An
             free = range(head.qk_dim - 2 * len(own))
             row.append(Kept(own if planes is None else planes, free, range(head.vo_dim)[:vo_dim]))
         kept.append(row)
-    return sliced(model, kept)
+    widths = plan_of(model).ffn_dims
+    neurons = [range(width)[5:] for width in widths] if name in LLAMA_LIKE else None
+    return sliced(model, kept, neurons)
 
 
 def saved(model: Any, folder: Path) -> Path:

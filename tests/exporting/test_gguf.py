@@ -91,7 +91,9 @@ def test_head_groups_may_differ_by_layer(vo_dim, expected, tokenizer, tmp_path):
         n_layers=2, d_model=24, context=128, n_heads=4, n_kv_heads=2, qk_dim=10, vo_dim=10,
         vocab_size=WORDS, ffn_dim=37,
     )  # fmt: skip
-    layers = (hw.LayerPlan(heads=(head, head)), hw.LayerPlan(heads=(head,)))
+    # MLPs may differ too where keys are as wide as values.
+    narrow = hw.LayerPlan(heads=(head,), ffn_dim=29 if vo_dim == 8 else 37)
+    layers = (hw.LayerPlan(heads=(head, head)), narrow)
     model = tiny.randomise(build_model(hw.Plan(shape=shape, layers=layers), seed=1))
     folder = with_tokenizer(model, tokenizer, tmp_path / "cut")
     made = hw.export(folder, to="gguf", out=tmp_path / "out.gguf")

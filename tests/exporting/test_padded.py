@@ -55,6 +55,20 @@ def test_heads_that_are_not_there_are_zero(tmp_path):
     assert torch.count_nonzero(stock.model.layers[1].self_attn.k_proj.weight[10:]) == 0
 
 
+def test_a_wider_mlp_than_the_shape_has_is_refused(tmp_path):
+    head = hw.HeadSpec(qk_dim=8, vo_dim=8)
+    plan = hw.Plan(
+        shape=hw.ModelShape(
+            n_layers=1, d_model=24, context=67, n_heads=1, n_kv_heads=1, qk_dim=8, vo_dim=8,
+            vocab_size=tiny.VOCAB, ffn_dim=37,
+        ),
+        layers=(hw.LayerPlan(heads=(head,), ffn_dim=41),),
+    )  # fmt: skip
+    model = saved(build_model(plan, seed=1), tmp_path / "wide")
+    with pytest.raises(HeadwiseError, match="MLP of 41 neurons, wider than the 37"):
+        hw.export(model, to="padded", out=tmp_path / "out")
+
+
 def test_a_wider_head_than_the_shape_has_is_refused(tmp_path):
     plan = hw.Plan(
         shape=hw.ModelShape(

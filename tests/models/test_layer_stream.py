@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from headwise.errors import HeadwiseError, PlanError
-from headwise.models.backbones_headwise import projections_of, stock_projections
-from headwise.models.build import convert, plan_of
+from headwise.models.backbones_headwise import (
+    layer_mlp,
+    projections_of,
+    stock_attentions,
+    stock_projections,
+)
+from headwise.models.build import convert, inner, plan_of
 from headwise.source import open_source
 from tests import tiny
 
@@ -89,15 +94,17 @@ def test_batches_of_one_length_share_their_surroundings(tmp_path):
 
 
 def test_planned_layers_run_in_the_stream(any_family, tmp_path):
-    """Cut layers in the stream equal the cut model: here every head keeps some columns."""
+    """Cut layers in the stream equal the cut model: heads keep some columns, MLPs some neurons."""
     model = tiny.narrowed(convert(tiny.stock(any_family)))
     _, source = _saved(any_family, tmp_path)
     batch = tiny.inputs(any_family)
     stream = source.layers([batch], task=tiny.task_of(any_family))
     hidden = stream.first[0]
-    layers = zip(plan_of(model).layers, model.attentions(), strict=True)
-    for i, (plan, attention) in enumerate(layers):
-        layer = stream.planned(i, plan, projections_of(attention))
+    layers = zip(plan_of(model).layers, stock_attentions(inner(model)), strict=True)
+    for i, (plan, (owner, attention)) in enumerate(layers):
+        mlp = layer_mlp(owner, inner(model).config)
+        own = projections_of(attention).replaced(**mlp.by_side)
+        layer = stream.planned(i, plan, own)
         hidden = stream.run(layer, i, hidden)
     with torch.no_grad():
         expected = model(**batch).logits

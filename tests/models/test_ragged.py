@@ -15,7 +15,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise.errors import PlanError
 from headwise.models import heads_headwise
-from headwise.models.build import build_model, convert, plan_of, stock_plan
+from headwise.models.backbones_headwise import family_of, stock_attentions
+from headwise.models.build import build_model, convert, inner, plan_of, stock_plan
 from headwise.models.heads_headwise import eager_attention
 from headwise.models.slicing import qk_columns, sliced
 from headwise.plan import HeadSpec, LayerPlan, Plan
@@ -224,16 +225,51 @@ def test_zeroing_equals_slicing(family):
     dense = convert(tiny.stock(family))
     inputs = tiny.inputs(family)
     kept = _random_cut(plan_of(dense), random.Random(11))
-    cut = sliced(dense, kept)
+    neurons = [sorted(random.Random(i).sample(range(n), 11 + i)) for i, n in _ffn_dims(dense)]
+    cut = sliced(dense, kept, neurons)
+    assert plan_of(cut).ffn_dims == (11, 12, 13)
     with torch.no_grad():
         untouched = dense(**inputs).logits
         _zero_the_rest(dense, kept)
+        _zero_neurons(dense, neurons)
         expected = dense(**inputs).logits
         made = cut(**inputs).logits
     torch.testing.assert_close(made, expected, **REORDERED)
     assert (untouched - expected).abs().max() > 0.1  # the cut is not a no-op
     counted = sum(p.numel() for p in cut.parameters())
     assert counted == cost(plan_of(cut)).params < cost(plan_of(dense)).params
+
+
+def _ffn_dims(model):
+    return enumerate(plan_of(model).ffn_dims)
+
+
+def _zero_neurons(model, kept):
+    """Nothing of the other neurons reaches the state: their columns of the down-projection are 0.
+
+    What enters them is left as it is: the slice must not depend on it.
+    """
+    stock = inner(model)
+    mlp = family_of(stock.config.model_type).mlp
+    for (layer, _), own in zip(stock_attentions(stock), kept, strict=True):
+        weight = layer.get_submodule(mlp.down).weight
+        columns = weight if mlp.transposed else weight.T
+        columns[sorted(set(range(len(columns))) - set(own))] = 0
+
+
+def test_neurons_that_stay_are_those_that_were_asked_for():
+    """The control of zeroing: another set of the same size is another function."""
+    dense, inputs = convert(tiny.stock("phi3")), tiny.inputs("phi3")
+    everything = [
+        [Kept(range(len(h.rotary_planes)), range(0), range(h.vo_dim)) for h in layer.heads]
+        for layer in plan_of(dense).layers
+    ]
+    answers = []
+    for first in (0, 1):
+        neurons = [range(n)[first : n - 1 + first] for _, n in _ffn_dims(dense)]
+        with torch.no_grad():
+            answers.append(sliced(dense, everything, neurons)(**inputs).logits)
+    assert (answers[0] - answers[1]).abs().max() > 0.01
 
 
 def test_a_scale_derived_from_the_width_would_be_seen():

@@ -3,7 +3,14 @@
 import pytest
 
 from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
-from headwise.planning.cost import cost, dense_cost, layer_params, outside_params, unit_cost
+from headwise.planning.cost import (
+    cost,
+    dense_cost,
+    layer_params,
+    neuron_cost,
+    outside_params,
+    unit_cost,
+)
 from headwise.planning.design import new_shape
 
 # (shape, parameters of the attention projections, all parameters) of the released models.
@@ -75,6 +82,26 @@ def test_flops_by_hand():
     projections, mlp, head = 42 + 21 + 35 + 70, 238, 77
     assert dense_cost(shape).flops == 2 * (projections + mlp + head) + 2 * 13 * (6 + 10)
     assert cost(Plan.uniform(shape), context=1).flops == 2 * (projections + mlp + head) + 2 * 16
+
+
+def test_mlps_of_other_widths_cost_what_their_neurons_cost():
+    """Gated and plain, with biases and without: the slope times the neurons, in every resource."""
+    for gated in (True, False):
+        shape = GPT2_SMALL.model_copy(update={"ffn_gated": gated})
+        dense = Plan.uniform(shape)
+        widths = [7 + 5 * i for i in range(shape.n_layers)]
+        layers = [
+            x.model_copy(update={"ffn_dim": w}) for x, w in zip(dense.layers, widths, strict=True)
+        ]
+        cut = Plan(shape=shape, layers=tuple(layers))
+        missing = sum(shape.ffn_dim - w for w in widths)
+        for resource, slope in neuron_cost(shape).items():
+            saved = cost(dense).counted(resource) - cost(cut).counted(resource)
+            assert saved == missing * slope, resource
+        spent = cost(cut)
+        assert spent.block_params == spent.attn_params + spent.ffn_params
+        d, sides = shape.d_model, 3 if gated else 2
+        assert spent.ffn_params == sum(sides * d * w + (sides - 1) * w + d for w in widths)
 
 
 def test_a_sliding_window_limits_what_a_token_attends_to():

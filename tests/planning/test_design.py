@@ -41,7 +41,7 @@ def test_never_over_budget(policy, attention, cache, multiple, shape):
     spent, dense = cost(plan), dense_cost(shape)
     assert spent.attn_params <= attention / 100 * dense.attn_params
     assert spent.kv_bytes <= cache / 100 * dense.kv_bytes
-    if policy not in ("more-heads-late", "theory"):
+    if policy not in ("more-heads-late", "openelm", "theory"):
         widths = {h.qk_dim for layer in plan.layers for h in layer.heads}
         assert all(w % multiple == 0 or w == shape.qk_dim for w in widths)
 
@@ -258,3 +258,47 @@ def test_bad_words_are_refused():
         new_shape(n_layers=1, d_model=768, n_heads=7, context=1)
     with pytest.raises(PlanError, match="layers must be a whole number of at least 1, got 0"):
         new_shape(n_layers=0, d_model=8, n_heads=1, context=1)
+
+
+def test_openelm_grows_heads_and_mlps_with_depth_at_the_uniform_models_size():
+    plan = new_plan(GPT2, Budget(), "openelm")
+    widths = plan.ffn_dims
+    assert list(widths) == sorted(widths)
+    assert all(w % 64 == 0 for w in widths)
+    # 0.5 to 4 times d_model in the paper; here the same proportions of the uniform 4 · d_model.
+    assert widths[-1] / widths[0] == pytest.approx(8, rel=0.15)
+    assert sum(widths) == 12 * 3072
+    groups = [len(layer.heads) for layer in plan.layers]
+    assert groups == sorted(groups)
+    assert groups[0] < groups[-1]
+    assert cost(plan).params <= dense_cost(GPT2).params
+    less = new_plan(GPT2, limits(ffn_params="50%"), "openelm")
+    assert 0.45 * 12 * 3072 < sum(less.ffn_dims) <= 0.5 * 12 * 3072
+
+
+def test_a_limit_on_mlps_narrows_mlps_and_nothing_else():
+    plan = new_plan(GPT2, limits(ffn_params="70%"))
+    assert set(plan.ffn_dims) == {2112}  # 70% of 3072 is 2150
+    assert cost(plan).ffn_params <= 0.7 * dense_cost(GPT2).ffn_params
+    assert cost(plan).attn_params == dense_cost(GPT2).attn_params
+    both = new_plan(GPT2, limits(ffn_params="70%", attn_params="60%"), "narrower-late")
+    assert both.ffn_dims == plan.ffn_dims
+    # Limits that do not name the MLPs are spent on heads.
+    heads = new_plan(GPT2, limits(params="95%"))
+    assert not heads.changes_ffn
+    assert cost(heads).attn_params < dense_cost(GPT2).attn_params
+    with pytest.raises(BudgetError, match="too small for MLPs of 64 neurons"):
+        new_plan(GPT2, limits(ffn_params="1%"))
+
+
+def test_what_an_identity_saves_goes_to_the_mlp():
+    rules = DesignRules(identity=("query",), refill_ffn=True, ffn_multiple_of=8)
+    plan = new_plan(GPT2, Budget(), "uniform", rules)
+    assert set(plan.ffn_dims) == {3072 + 384}  # 768² + 768 saved, at 2 · 768 + 1 for a neuron
+    missing = dense_cost(GPT2).params - cost(plan).params
+    assert 0 <= missing < 12 * 8 * (2 * 768 + 1)
+    plain = new_plan(GPT2, Budget(), "uniform", DesignRules(identity=("query",)))
+    assert cost(plan).attn_params == cost(plain).attn_params
+    assert not plain.changes_ffn
+    with pytest.raises(PlanError, match="limits on attention parameters and cached bytes only"):
+        new_plan(GPT2, limits(params="90%"), "uniform", rules)

@@ -111,3 +111,22 @@ def test_an_unknown_target_is_told():
 
 def test_it_is_part_of_the_public_surface():
     assert hw.runs_in(plan([head()] * 2))[0].yes
+
+
+def test_mlps_of_several_widths_run_where_a_class_has_them():
+    shape = ModelShape(
+        n_layers=2, d_model=24, context=67, n_heads=2, n_kv_heads=2, qk_dim=12, vo_dim=12,
+        vocab_size=11, ffn_dim=37,
+    )  # fmt: skip
+    whole = Plan.uniform(shape).layers[0]
+    mixed = Plan(shape=shape, layers=(whole, whole.model_copy(update={"ffn_dim": 29})))
+    found = {one.target: one for one in runs_in(mixed)}
+    assert found["gguf"].how == "as deci, heads 12 wide"
+    assert "MLP of 37 neurons and layer 1 of 29; one width" in found["stock"].why_not
+    assert "in headwise's class" in found["vllm"].how
+    assert found["onnx"].yes
+    assert found["padded"].yes
+    one = Plan(shape=shape, layers=(whole.model_copy(update={"ffn_dim": 29}),) * 2)
+    assert all(answer.yes for answer in runs_in(one))
+    plain = one.model_copy(update={"shape": shape.model_copy(update={"family": "gpt2"})})
+    assert "the MLP of layer 0 is cut" in runs_in(plain)[0].why_not

@@ -69,7 +69,8 @@ def fit_words(choice):
         if x < 100:
             words += [f"--{name.replace('_', '-')}", f"{x:g}%"]
     words = words or ["--attn-params", "100%"]
-    return [*words, "--granularity", choice.granularity, "--multiple-of", str(choice.multiple_of)]
+    rules = ["--granularity", choice.granularity, "--multiple-of", str(choice.multiple_of)]
+    return [*words, *rules, "--no-cut-ffn"]  # the page leaves MLPs whole
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -132,6 +132,7 @@ def _picture(made: Profile) -> RenderableType:
         ">layer",
         ">query-key sensitivity",
         ">value-output sensitivity",
+        ">MLP sensitivity",
         f">entropy {at}",
         f">Jacobian norm {at}",
         f">score spread {at}",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headwise.planning.fit import Fit
 
 app = typer.Typer(
-    help="Plan the attention of every layer under a budget.",
+    help="Plan the heads and the MLP of every layer under a budget.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -154,15 +154,19 @@ def picture(plan: Plan, counted: dict[str, Any] | None = None) -> RenderableType
     from rich.text import Text
 
     widest = max(1, *(max(x.query_width, x.output_width) for x in plan.layers))
+    neurons = max(1, *plan.ffn_dims)
     rows = []
     start = 0
     for layer, run in itertools.groupby(plan.layers):
         n = len(list(run))
         where = f"{start}" if n == 1 else f"{start}–{start + n - 1}"
-        bars = (_bar(layer.query_width, widest), _bar(layer.output_width, widest))
+        bars = [_bar(layer.query_width, widest), _bar(layer.output_width, widest)]
+        if plan.shape.ffn_dim:
+            bars.append(_bar(plan.ffn_dims[start], neurons))
         rows.append((where, _heads(layer), *bars))
         start += n
-    columns = ("layers", "heads × qk/vo width", "query-key", "value-output")
+    columns = ["layers", "heads × qk/vo width", "query-key", "value-output"]
+    columns += ["MLP"] if plan.shape.ffn_dim else []
     notes = [Text(f"Note: {note}.") for note in plan.origin.notes]
     layers = table(_title(plan), columns, rows)
     spent = _cost_table(counted or costs(plan))
@@ -217,8 +221,8 @@ def _heads(layer: LayerPlan) -> str:
 
 
 def _bar(width: int, widest: int) -> str:
-    """A bar of up to 16 cells, in eighths, and the number."""
-    eighths = round(128 * width / widest)
+    """A bar of up to 9 cells, in eighths, and the number."""
+    eighths = round(72 * width / widest)
     return (
         "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8]) + f" {width}"
     )

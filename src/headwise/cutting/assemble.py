@@ -1,4 +1,4 @@
-"""The cut checkpoint put together: new attention, everything else copied bit for bit."""
+"""The cut checkpoint put together: what was cut is new, everything else copied bit for bit."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -10,7 +10,7 @@ import torch
 from transformers.dynamic_module_utils import custom_object_save
 
 from headwise.cutting.sequential import layer_part
-from headwise.models.backbones_headwise import TENSOR_PLACES
+from headwise.models.backbones_headwise import Projections
 from headwise.models.build import headwise_config
 from headwise.models.checkpoint import DEFAULT_SHARD_BYTES, CheckpointWriter
 from headwise.models.layer_stream import LayerStream
@@ -40,17 +40,15 @@ def write_checkpoint(
     processor = processor_name(stream.config)
     if processor is not None:  # a preprocessor_config.json may leave it to the family's name
         config.image_processor_type = processor
-    sides = {place: name for name, place in TENSOR_PLACES.items()}
     made: tuple[int, dict[str, torch.Tensor]] = (-1, {})
     with CheckpointWriter(folder, max_shard_bytes) as writer:
         for name in model.state_dict():
             stock = _stock_name(name, stream)
-            place = _place(stock, stream, sides)
-            if place is not None:
-                layer, tensor = place
-                if made[0] != layer:
-                    made = (layer, run.get(layer_part(layer)))
-                writer.put(name, made[1][tensor])
+            layer, inside = _place(stock, stream)
+            if layer not in (None, made[0]):
+                made = (layer, _layer_state(stream, run.get(layer_part(layer))))
+            if layer is not None and inside in made[1]:
+                writer.put(name, made[1][inside])
             elif stock in stream.names:
                 writer.put(name, stream.checkpoint.tensor(stream.names[stock]))
             # What else the source lacks it may lack: a tied weight, a pooler.
@@ -68,10 +66,15 @@ def _stock_name(name: str, stream: LayerStream) -> str:
     return name.removeprefix(f"{stream.model.base_model_prefix}.")
 
 
-def _place(stock: str, stream: LayerStream, sides: dict[str, str]) -> tuple[int, str] | None:
-    """(layer, name in the store) of a tensor of the planned attention; None for the rest."""
-    start, end = f"{stream.prefix}.", f".{stream.family.attention}."
-    if not stock.startswith(start) or end not in stock:
-        return None
-    layer, _, inside = stock.removeprefix(start).partition(end)
-    return (int(layer), sides[inside]) if inside in sides else None
+def _place(stock: str, stream: LayerStream) -> tuple[int | None, str]:
+    """(layer, name in it) of a weight; no layer for the rest."""
+    start = f"{stream.prefix}."
+    if not stock.startswith(start):
+        return None, stock
+    layer, _, inside = stock.removeprefix(start).partition(".")
+    return int(layer), inside
+
+
+def _layer_state(stream: LayerStream, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What was cut of a layer, by its names in the planned layer."""
+    return stream.planned_state(Projections.of_tensors(stored))

@@ -1,4 +1,4 @@
-"""One layer's projections cut to a plan: directions kept, everything folded, no extra product.
+"""One layer cut to a plan: directions and neurons kept, everything folded, no extra product.
 
     values    z ≈ z·E·D        W_V ← Eᵀ·W_V      W_O ← W_O·Dᵀ        (E, D: kept columns, kept rows)
     scores    planes kept as they are; position-free columns q·E_q, k·E_k
@@ -6,6 +6,7 @@
 One W_V serves all query heads of a group, so they share E and D. The dropped part of z has a mean;
 where the layer has an output bias, that mean moves into it, which treats value biases exactly
 (the rows of an attention matrix sum to 1). A head group that the plan drops leaves just that mean.
+An MLP keeps its most sensitive neurons; the mean of the others goes into its output bias, too.
 Groups stand in the plan's order. Computed in float64; what is kept whole is not changed.
 """
 
@@ -18,11 +19,12 @@ import torch
 
 from headwise.models.attention_headwise import SIDES
 from headwise.models.backbones_headwise import Projection, Projections
+from headwise.models.slicing import kept_neurons as narrow_mlp
 from headwise.models.slicing import qk_columns
 from headwise.plan import Plan
 from headwise.planning.fit import Kept
 from headwise.profiling.format import Profile
-from headwise.profiling.worth import kept_directions
+from headwise.profiling.worth import kept_directions, kept_neurons
 
 
 def cut_projections(profile: Profile, plan: Plan, layer: int, stock: Projections) -> Projections:
@@ -62,6 +64,19 @@ def cut_projections(profile: Profile, plan: Plan, layer: int, stock: Projections
         torch.cat(output, 1) if output else W_O[:, :0], None if b_O is None else b_O + lost_mean
     )
     return Projections({side: p.to(stock[side].weight.dtype) for side, p in sides.items()})
+
+
+def cut_mlp(profile: Profile, plan: Plan, layer: int, stock: Projections) -> Projections:
+    """The projections of one layer's MLP with the neurons that `plan` keeps."""
+    kept = kept_neurons(profile, plan, layer)
+    made = narrow_mlp(stock, kept)
+    down = stock["down"]
+    if down.bias is None or len(kept) == down.weight.shape[1]:
+        return made
+    mean = torch.from_numpy(profile.get(layer, "ffn_mean"))
+    mean[list(kept)] = 0.0
+    bias = down.bias.double() + down.weight.double() @ mean
+    return made.replaced(down=Projection(made["down"].weight, bias.to(down.bias.dtype)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
-"""The cut projections of one layer fitted to what the dense model has after this layer.
+"""A cut layer fitted to what the dense model has after this layer.
 
-    cut layers before ─► h ─┬─ q, k, v, o of the kept directions ─ + ─ MLP as it was ─ + ─►  ≈ H
-    dense layers before ─► the dense layer ──────────────────────────────────────────────►   H
+    cut layers before ─► h ─┬─ q, k, v, o of the kept directions ─ + ─ MLP ─ + ─►  ≈ H
+    dense layers before ─► the dense layer ────────────────────────────────────►   H
 
 The ridge regression of W_O is exact but can only mix what the kept directions carry, and repeats
 what the dense attention did. Moving all four projections a little also mends the attention pattern
 and what the values read; and aiming behind the MLP, at the dense model's own states, also takes
 back part of what the layers before have lost.
 
-Only this layer is run, never the layers after it, and only its attention is changed. A fit that
-does not lower the error on the batches held aside is thrown away.
+Only this layer is run, never the layers after it. What is changed is its attention, and its MLP if
+that was cut: both together, as one block. An MLP that is whole stays as it was. A fit that does not
+lower the error on the batches held aside is thrown away.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import nn
 from headwise.cutting.layer_task import LayerTask, attention_of, log1p_relative_error
 from headwise.cutting.settings import CutSettings
 from headwise.models.attention_headwise import PROJECTIONS
-from headwise.models.backbones_headwise import Projections, projections_of
+from headwise.models.backbones_headwise import Projections, layer_mlp, projections_of
 from headwise.records import Frozen
 from headwise.training.optimizer import adamw, set_learning_rate, trained_parameters
 from headwise.training.settings import TrainSettings
@@ -84,17 +85,22 @@ def fit_layer(
     before = task.error(start)
     for rate in schedule.rates(before):
         layer = task.layer(start)
-        if not _train(task, layer, schedule, rate):
+        if not _train(task, layer, schedule, rate, mlp="down" in start.by_side):
             continue
         after = task.layer_error(layer, task.batches.held_aside)
         if after < before:
             seen = UnseenError(before=before, after=after)
-            made = projections_of(attention_of(layer)).map(torch.clone)
+            made = projections_of(attention_of(layer))
+            if "down" in start.by_side:
+                made = made.replaced(**layer_mlp(layer, task.stream.config).by_side)
+            made = made.map(lambda t: t.detach().clone())
             return made, FitRecord(steps=schedule.steps, rate=rate, unseen_error=seen)
     return None, FitRecord(steps=schedule.steps, rate=None, unseen_error=UnseenError(before=before))
 
 
-def _train(task: LayerTask, layer: nn.Module, schedule: FitSchedule, rate: float) -> bool:
+def _train(
+    task: LayerTask, layer: nn.Module, schedule: FitSchedule, rate: float, *, mlp: bool
+) -> bool:
     """Move the layer's projections in place; False if loss or gradient stopped being finite."""
     settings = TrainSettings(
         steps=schedule.steps, lr=rate, min_lr=rate / 50, lr_relative=True, weight_decay=0.0
@@ -102,6 +108,8 @@ def _train(task: LayerTask, layer: nn.Module, schedule: FitSchedule, rate: float
     for name in PROJECTIONS.values():
         if (projection := getattr(attention_of(layer), name, None)) is not None:
             projection.requires_grad_()
+    for path in task.stream.family.mlp.paths if mlp else ():
+        layer.get_submodule(path).requires_grad_()
     optimizer = adamw(layer, settings)
     trained = list(trained_parameters(layer).values())
     for step, batch in enumerate(_order(task, schedule)):

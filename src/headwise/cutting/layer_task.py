@@ -9,7 +9,7 @@ Some batches are held aside: whatever has to be chosen is chosen by the error on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class LayerBatches:
     dense_inputs: list[Tensor]
     attended: list[Tensor]  # the outputs of the dense attention
     outputs: list[Tensor]  # the outputs of the whole dense layer: the targets
+    mlp: list[Tensor]  # the outputs of the dense MLP; empty where the MLP is not cut
     held_aside: tuple[int, ...]  # batches used to choose; empty when there are too few
 
 
@@ -82,14 +83,21 @@ def squared_norm(states: Float[Tensor, "*tokens d_model"]) -> Float[Tensor, "*to
     return squares.clamp_min((1e-4 * squares.median()).clamp_min(1e-30))
 
 
-def attention_and_layer_outputs(
-    stream: LayerStream, layer: nn.Module, i: int, inputs: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """What leaves the attention and what leaves the layer, batch by batch."""
+def dense_outputs(
+    stream: LayerStream, layer: nn.Module, i: int, inputs: list[Tensor], *, mlp: bool
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What leaves the attention, the layer and, if asked, the MLP, batch by batch."""
     attended: list[Tensor] = []
-    with _hooked(attention_of(layer).o_proj, lambda m, args, out: attended.append(out)):
+    neurons: list[Tensor] = []
+    with ExitStack() as open_hooks:
+        listen = _hooked(attention_of(layer).o_proj, lambda m, args, out: attended.append(out))
+        open_hooks.enter_context(listen)
+        if mlp:
+            down = layer.get_submodule(stream.family.mlp.down)
+            listen = _hooked(down, lambda m, args, out: neurons.append(out))
+            open_hooks.enter_context(listen)
         found = [stream.run(layer, i, h, b) for b, h in enumerate(inputs)]
-    return attended, found
+    return attended, found, [x.view_as(h) for x, h in zip(neurons, found, strict=False)]
 
 
 class _Reached(Exception):  # noqa: N818 (not an error: ends a layer's run at its output projection)
@@ -107,6 +115,24 @@ def output_projection_input(task: LayerTask, layer: nn.Module, batch: int) -> Te
     with _hooked(attention_of(layer).o_proj, stop), suppress(_Reached):
         task.run(layer, batch)
     return found[0]
+
+
+def down_projection_input(task: LayerTask, layer: nn.Module, batch: int) -> tuple[Tensor, Tensor]:
+    """What enters the MLP's down-projection, and what left the attention before it."""
+    found: list[Tensor] = []
+
+    def note(module: Any, args: Any, output: Any) -> None:
+        found.append(output)
+
+    def stop(module: Any, args: Any, output: Any) -> None:
+        found.append(args[0])
+        raise _Reached
+
+    down = layer.get_submodule(task.stream.family.mlp.down)
+    with _hooked(attention_of(layer).o_proj, note), _hooked(down, stop), suppress(_Reached):
+        task.run(layer, batch)
+    attended, neurons = found
+    return neurons.reshape(*attended.shape[:-1], -1), attended
 
 
 def attention_of(layer: nn.Module) -> HeadwiseAttention:

@@ -1,4 +1,4 @@
-"""The output projection of a cut layer refitted: a ridge regression towards the folded weights.
+"""W_O and W_down of a cut layer refitted: ridge regressions towards the folded weights.
 
 With the kept directions fixed, the best W_O for all heads together gives what is wanted (Y) from
 the cut layer's concatenated z:
@@ -19,25 +19,36 @@ Tokens count in inverse proportion to their state's squared norm, as in `log1p_r
 without that the few very long ones decide alone. Whether W_O can reach the state depends on the
 family, for a norm may lie between: the layer itself is asked, on the batches held aside. Where
 there are none, the aim is the attention.
+
+W_down is refitted in the same way, from the kept neurons: to what the dense MLP gave, or to the
+dense state behind it, given what the cut attention gave. Its sums are as wide as the MLP, so their
+products are taken in float32, and added in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.cutting.layer_task import LayerTask, output_projection_input, squared_norm
+from headwise.cutting.layer_task import (
+    LayerTask,
+    down_projection_input,
+    output_projection_input,
+    squared_norm,
+)
 from headwise.models.backbones_headwise import Projection, Projections
 from headwise.records import Frozen
 
-Aim = Literal["attention", "state"]
+Aim = Literal["attention", "mlp", "state"]
+Side = Literal["output", "down"]
 
 RIDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+DOWN_RIDGES = (0.01, 0.1, 1.0, 10.0)  # a solve costs the cube of the MLP's width
 FEW_TOKENS_RIDGE = 1.0  # where no batch can be held aside to choose it
 
 
@@ -49,6 +60,7 @@ class OutputRegression:
     gram: Tensor | None = field(default=None)  # zᵀz
     cross: Tensor | None = field(default=None)  # zᵀY
     squares: Tensor | None = field(default=None)  # ‖Y‖² of each column
+    product: torch.dtype = torch.float64  # number format of the products that are summed
 
     @property
     def power(self) -> float:
@@ -62,12 +74,12 @@ class OutputRegression:
         weight: Float[Tensor, "*tokens 1"] | None = None,
     ) -> None:
         """Take in some tokens; a weight multiplies a token's error."""
-        z, y = z.flatten(0, -2).double(), y.flatten(0, -2).double()
+        z, y = (x.flatten(0, -2).to(self.product) for x in (z, y))
         if self.with_bias:
             z = torch.cat([z, z.new_ones(len(z), 1)], 1)
         if weight is not None:
-            z, y = (x * weight.flatten(0, -2).double() for x in (z, y))
-        more = (z.mT @ z, z.mT @ y, y.square().sum(0))
+            z, y = (x * weight.flatten(0, -2).to(self.product) for x in (z, y))
+        more = tuple(x.double() for x in (z.mT @ z, z.mT @ y, y.square().sum(0)))
         if self.gram is None or self.cross is None or self.squares is None:
             self.gram, self.cross, self.squares = more
         else:
@@ -87,6 +99,7 @@ class OutputRegression:
             self.gram + other.gram,
             self.cross + other.cross,
             self.squares + other.squares,
+            self.product,
         )
 
     def of_columns(self, start: int, stop: int) -> OutputRegression:
@@ -153,15 +166,15 @@ class AimSums:
         """Over all batches."""
         return self.used + self.held_aside
 
-    def ridge(self, folded: Projection) -> float:
+    def ridge(self, folded: Projection, ridges: Sequence[float] = RIDGES) -> float:
         """The ridge that serves the batches held aside."""
         if not self.held_aside.power:
             return FEW_TOKENS_RIDGE
-        return best_ridge(self.used, self.held_aside, folded)
+        return best_ridge(self.used, self.held_aside, folded, ridges)
 
 
 class RefitRecord(Frozen):
-    """How W_O was refitted; no error if no batch was held aside."""
+    """How W_O or W_down was refitted; no error if no batch was held aside."""
 
     aim: Aim
     ridge: float
@@ -170,18 +183,54 @@ class RefitRecord(Frozen):
 
 @torch.no_grad()
 def regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
-    """The sums of both aims, taken side by side: what is reached for differs, z does not."""
-    with_bias = start.has_bias("output")
-    used, held_aside = OutputRegression(with_bias), OutputRegression(with_bias)
+    """The sums of both aims of W_O."""
     layer, batches = task.layer(start), task.batches
-    for b, hidden in enumerate(batches.inputs):
-        z = output_projection_input(task, layer, b)
-        state = batches.dense_inputs[b] + batches.attended[b]
-        both = torch.cat([batches.attended[b], state - hidden], -1)
-        sums = held_aside if b in batches.held_aside else used
-        sums.add(z, both, squared_norm(state).rsqrt()[..., None])
-    d = batches.inputs[0].shape[-1]
-    aims: tuple[Aim, ...] = ("attention", "state")
+
+    def each() -> Iterator[_Tokens]:
+        for b, hidden in enumerate(batches.inputs):
+            z = output_projection_input(task, layer, b)
+            state = batches.dense_inputs[b] + batches.attended[b]
+            yield _Tokens(z, batches.attended[b], state - hidden, state)
+
+    return _both_aims(task, "attention", OutputRegression(start.has_bias("output")), each())
+
+
+@torch.no_grad()
+def down_regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
+    """The sums of both aims of W_down, on what the cut attention sends."""
+    layer, batches = task.layer(start), task.batches
+
+    def each() -> Iterator[_Tokens]:
+        for b, hidden in enumerate(batches.inputs):
+            neurons, attended = down_projection_input(task, layer, b)
+            state = batches.dense_inputs[b] + batches.attended[b] + batches.mlp[b]
+            yield _Tokens(neurons, batches.mlp[b], state - hidden - attended, state)
+
+    empty = OutputRegression(start.has_bias("down"), product=torch.float32)
+    return _both_aims(task, "mlp", empty, each())
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Of one batch: what enters the projection, both aims, and the state that tokens count by."""
+
+    z: Tensor
+    own: Tensor
+    wanted: Tensor
+    state: Tensor
+
+
+def _both_aims(
+    task: LayerTask, own: Aim, empty: OutputRegression, each: Iterator[_Tokens]
+) -> dict[Aim, AimSums]:
+    """The sums of both aims, taken side by side: what is reached for differs, z does not."""
+    used, held_aside = replace(empty), replace(empty)
+    for b, tokens in enumerate(each):
+        sums = held_aside if b in task.batches.held_aside else used
+        both = torch.cat([tokens.own, tokens.wanted], -1)
+        sums.add(tokens.z, both, squared_norm(tokens.state).rsqrt()[..., None])
+    d = task.batches.inputs[0].shape[-1]
+    aims: tuple[Aim, ...] = (own, "state")
     return {
         aim: AimSums(*(sums.of_columns(i * d, (i + 1) * d) for sums in (used, held_aside)))
         for i, aim in enumerate(aims)
@@ -189,13 +238,18 @@ def regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
 
 
 def refit_output(
-    task: LayerTask, start: Projections, sums: dict[Aim, AimSums], ridge: float | None = None
+    task: LayerTask,
+    start: Projections,
+    sums: dict[Aim, AimSums],
+    ridge: float | None = None,
+    side: Side = "output",
 ) -> tuple[Projections, RefitRecord]:
-    """The projections with the W_O that serves best; a `ridge` of None is chosen."""
+    """The projections with the W_O, or W_down, that serves best; a `ridge` of None is chosen."""
     candidates = []
+    ridges = RIDGES if side == "output" else DOWN_RIDGES
     for aim, regression in sums.items():
-        pull = regression.ridge(start["output"]) if ridge is None else ridge
-        made = start.replaced(output=regression.all.solution(start["output"], pull))
+        pull = regression.ridge(start[side], ridges) if ridge is None else ridge
+        made = start.replaced(**{side: regression.all.solution(start[side], pull)})
         error = task.error(made) if task.batches.held_aside else None
         candidates.append((made, RefitRecord(aim=aim, ridge=pull, unseen_error=error)))
         if error is None:

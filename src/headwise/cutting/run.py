@@ -19,6 +19,7 @@ from headwise.memory import cut_need
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record
 from headwise.plan import Origin, Plan
 from headwise.profiling.format import Profile
+from headwise.profiling.worth import kept_neurons
 from headwise.progress import Progress, silent
 from headwise.runs import Run, key_of, made_from, resume
 from headwise.source import Source
@@ -88,7 +89,7 @@ def _cut(
 ) -> None:
     source = request.source
     if source.folder is not None:
-        need = cut_need(source.plan, tokens=request.profile.record.tokens)
+        need = cut_need(source.plan, request.plan, tokens=request.profile.record.tokens)
         progress = need.check(progress, advice="use a profile of fewer tokens")
     name, rows = request.profile.inputs
     if name == "input_ids":
@@ -121,6 +122,8 @@ def _check(request: CutRequest) -> None:
             f"the plan was fitted to profile {fitted[:12]}…, but this is "
             f"{request.profile.sha256[:12]}…; give the profile it was fitted to, or fit it again."
         )
+    for i in range(len(request.profile.plan.layers)):
+        kept_neurons(request.profile, request.plan, i)
     refuse_other_weights(request.profile, request.source)
 
 

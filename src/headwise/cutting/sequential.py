@@ -4,7 +4,9 @@
     cut stream     h ─► cut 0   ─► cut 1   ─► …        gives the inputs
 
 A layer is made in three steps: W_O by regression, all four projections by the layer fit, W_O once
-more. What counts is how near its output comes to the dense layer's, on batches held aside.
+more. Where its MLP is cut, W_down is regressed after W_O, and the fit moves attention and MLP
+together; an MLP that is whole stays bit for bit. What counts is how near the layer's output comes
+to the dense layer's, on batches held aside.
 
 Only one layer is in memory at a time. A finished layer is saved at once; after a kill it is read
 back and only run, so the result is that of an undisturbed run.
@@ -25,18 +27,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.cutting.cut import cut_projections
+from headwise.cutting.cut import cut_mlp, cut_projections
 from headwise.cutting.layer_fit import FitRecord, fit_layer, fit_schedule
-from headwise.cutting.layer_task import (
-    LayerBatches,
-    LayerTask,
-    attention_and_layer_outputs,
-    attention_of,
-)
+from headwise.cutting.layer_task import LayerBatches, LayerTask, attention_of, dense_outputs
 from headwise.cutting.norms import NormRegression, fitted_norms, norm_regressions
-from headwise.cutting.refit import RefitRecord, refit_output, regressions
+from headwise.cutting.refit import RefitRecord, down_regressions, refit_output, regressions
 from headwise.cutting.settings import CutSettings
-from headwise.models.backbones_headwise import Projections
+from headwise.models.backbones_headwise import Projections, layer_mlp
 from headwise.models.layer_stream import LayerStream
 from headwise.plan import Plan
 from headwise.profiling.format import Profile
@@ -98,8 +95,10 @@ class LayerRecord(Frozen):
 
     error: AttentionError | None = None
     refit: RefitRecord | None = None
+    mlp_refit: RefitRecord | None = None
     fit: FitRecord | None = None
     second_refit: RefitRecord | None = None
+    second_mlp_refit: RefitRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +122,21 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
         return
     dense, cut = list(stream.first), list(stream.first)
     for i in stream:
-        stock = stream.projections(stream.load(i))
+        stock, mlp = _stored(job, i)
         whole = stream.planned(i, job.profile.plan.layers[i], stock)
         attention = attention_of(whole)
         with norm_regressions(attention, job.plan.layers[i], planes=stream.planes) as norms:
-            attended, after = attention_and_layer_outputs(stream, whole, i, dense)
+            attended, after, mlp_outputs = dense_outputs(
+                stream, whole, i, dense, mlp=mlp is not None and not job.run.has(layer_part(i))
+            )
         del whole, attention
         if not job.run.has(layer_part(i)):
-            batches = LayerBatches(cut, dense, attended, after, job.held_aside)
+            batches = LayerBatches(cut, dense, attended, after, mlp_outputs, job.held_aside)
             task = LayerTask(stream, i, job.plan.layers[i], batches)
-            start = cut_projections(job.profile, job.plan, i, stock)
-            start = start.with_norms(fitted_norms(norms))
+            start = _folded(job, i, stock, mlp).with_norms(fitted_norms(norms))
             _keep(job, i, *_cut_layer(job, task, start))
             del batches, task
-        del attended
+        del attended, mlp_outputs, mlp
         dense = after
         if i < len(stream) - 1:
             # Read back, in the checkpoint's number format: what later layers will really get, and
@@ -154,7 +154,7 @@ def _fold_layers(job: CutJob, progress: Progress) -> None:
     """
     stream, dense = job.stream, list(job.stream.first)
     for i in stream:
-        stock = stream.projections(stream.load(i))
+        stock, mlp = _stored(job, i)
         norms: dict[str, NormRegression] = {}
         if stream.family.norm:
             whole = stream.planned(i, job.profile.plan.layers[i], stock)
@@ -162,9 +162,24 @@ def _fold_layers(job: CutJob, progress: Progress) -> None:
             with norm_regressions(attention, job.plan.layers[i], planes=stream.planes) as norms:
                 dense = [stream.run(whole, i, h, b) for b, h in enumerate(dense)]
         if not job.run.has(layer_part(i)):
-            made = cut_projections(job.profile, job.plan, i, stock)
+            made = _folded(job, i, stock, mlp)
             _keep(job, i, made.with_norms(fitted_norms(norms)), LayerRecord())
         progress("cutting", i + 1, len(stream))
+
+
+def _stored(job: CutJob, i: int) -> tuple[Projections, Projections | None]:
+    """The projections of a layer's attention, and of its MLP if the plan cuts it."""
+    layer = job.stream.load(i)
+    cuts = job.plan.ffn_dims[i] != job.profile.plan.ffn_dims[i]
+    return job.stream.projections(layer), layer_mlp(layer, job.stream.config) if cuts else None
+
+
+def _folded(job: CutJob, i: int, stock: Projections, mlp: Projections | None) -> Projections:
+    """What the plan keeps of a layer."""
+    made = cut_projections(job.profile, job.plan, i, stock)
+    if mlp is None:
+        return made
+    return made.replaced(**cut_mlp(job.profile, job.plan, i, mlp).by_side)
 
 
 def _keep(job: CutJob, i: int, made: Projections, record: LayerRecord) -> None:
@@ -179,30 +194,60 @@ def layer_part(i: int) -> str:
 
 
 def _cut_layer(job: CutJob, task: LayerTask, made: Projections) -> tuple[Projections, LayerRecord]:
-    """The cut projections of a layer fitted, and how well they reproduce the dense one."""
+    """The cut projections of a layer fitted, and how well they reproduce the dense one.
+
+    An MLP among them was cut too, and is fitted with the attention.
+    """
     settings, batches = job.settings, task.batches
+    cuts_mlp = "down" in made.by_side
     sums = regressions(task, made)
     attention = sums["attention"].all
     error = AttentionError(folded=attention.error(made["output"]))
     # Nothing was lost so far: a refit could only add rounding.
-    if error.folded <= NO_ERROR:
+    lossless = error.folded <= NO_ERROR
+    if lossless and not cuts_mlp:
         return made, LayerRecord(error=error)
-    refit = fit = second = None
-    if settings.refit and (task.plan.heads or made.has_bias("output")):
+    refit = mlp_refit = fit = second = second_mlp = None
+    if settings.refit and not lossless and (task.plan.heads or made.has_bias("output")):
         made, refit = refit_output(task, made, sums, settings.ridge)
         refitted = attention.error(made["output"])
         error = AttentionError(folded=error.folded, refitted=refitted)
+    if settings.refit and cuts_mlp:
+        made, mlp_refit = _refit_mlp(task, made, settings)
     schedule = fit_schedule(settings, len(batches.inputs), batches.held_aside)
-    if schedule is not None and task.plan.heads:  # a bias alone has its optimum already
+    # A bias alone has its optimum already.
+    if schedule is not None and (task.plan.heads or cuts_mlp):
         better, fit = fit_layer(task, made, schedule)
         made = made if better is None else better
         if better is not None and settings.refit:
-            again, record = refit_output(task, made, regressions(task, made), settings.ridge)
-            assert record.unseen_error is not None
-            assert fit.unseen_error.after is not None
-            if record.unseen_error < fit.unseen_error.after:
-                made, second = again, record
-    return made, LayerRecord(error=error, refit=refit, fit=fit, second_refit=second)
+            least = fit.unseen_error.after
+            assert least is not None
+            if task.plan.heads or made.has_bias("output"):
+                again, record = refit_output(task, made, regressions(task, made), settings.ridge)
+                assert record.unseen_error is not None
+                if record.unseen_error < least:
+                    made, second = again, record
+            if cuts_mlp:
+                made, second_mlp = _refit_mlp(task, made, settings)
+    return made, LayerRecord(
+        error=error,
+        refit=refit,
+        mlp_refit=mlp_refit,
+        fit=fit,
+        second_refit=second,
+        second_mlp_refit=second_mlp,
+    )
+
+
+def _refit_mlp(
+    task: LayerTask, start: Projections, settings: CutSettings
+) -> tuple[Projections, RefitRecord | None]:
+    """W_down by regression; where that does not serve the batches held aside, as it was."""
+    sums = down_regressions(task, start)
+    made, record = refit_output(task, start, sums, settings.ridge, "down")
+    if record.unseen_error is not None and record.unseen_error >= task.error(start):
+        return start, None
+    return made, record
 
 
 def _stored_dtype(stream: LayerStream, i: int) -> torch.dtype:

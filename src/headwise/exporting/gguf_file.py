@@ -1,7 +1,8 @@
 """GGUF files, which llama.cpp runs: weights in its layout, tokenizer and chat template included.
 
     heads of one width, qk = vo    llama, or granite where folding the score scale would round;
-                                   deci where layers differ in their number of head groups
+                                   deci where layers differ in their number of head groups or in
+                                   the width of their MLP
     qk ≠ vo, all rotary planes     mimo2
     qk ≠ vo, otherwise             step35
     GPT-2, nothing cut             gpt2
@@ -75,6 +76,7 @@ class GGUFForm:
     def __init__(self, reader: Reader, stored: str) -> None:
         self.reader, self.stored = reader, stored
         self.counts = [len(layer.heads) for layer in reader.layers]
+        self.ffn_dims = list(reader.source.plan.ffn_dims)
         self.rotary: RotaryForm | None = None
         if reader.config.model_type == "gpt2":
             answer = target_of("gguf").runs(reader.source.plan)
@@ -101,7 +103,7 @@ class GGUFForm:
         if self.shape.qk_dim != self.shape.vo_dim:
             return "mimo2" if self.plain and alike else "step35"
         whole = "llama" if self.shape.scale is None else "granite"
-        return whole if alike else "deci"
+        return whole if alike and len(set(self.ffn_dims)) == 1 else "deci"
 
     @property
     def plain(self) -> bool:
@@ -190,11 +192,11 @@ class GGUFForm:
         }
         if self.rotary is None:
             eps = config.layer_norm_epsilon
-            inner = config.n_inner or 4 * config.hidden_size
-            return found | {"feed_forward_length": inner, "attention.layer_norm_epsilon": eps}
-        ffn: Any = config.intermediate_size
+            length = {"feed_forward_length": self.ffn_dims[0]}
+            return found | length | {"attention.layer_norm_epsilon": eps}
+        ffn: Any = self.ffn_dims if self.architecture == "deci" else self.ffn_dims[0]
         found |= {
-            "feed_forward_length": [ffn] * n if self.architecture == "deci" else ffn,
+            "feed_forward_length": ffn,
             "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
             "attention.key_length": shape.qk_dim,
             "attention.value_length": shape.vo_dim,

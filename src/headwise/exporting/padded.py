@@ -13,11 +13,18 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from headwise.errors import HeadwiseError
 from headwise.exporting.layout import HeadShape, laid_out
 from headwise.exporting.reading import LayerTensors, Reader, Tensors
-from headwise.models.backbones_headwise import layer_projections, rotary_planes, stock_attentions
+from headwise.models.backbones_headwise import (
+    Projection,
+    Projections,
+    layer_projections,
+    rotary_planes,
+    stock_attentions,
+)
 from headwise.models.configuration_headwise import Layer
 from headwise.models.shapes import empty_model
 from headwise.planning.targets import target_of
@@ -68,7 +75,7 @@ class PaddedForm:
         self._refuse_scaled_norms(read, heads)
         groups = places(read.layer)
         padded = laid_out(read.layer, read.weights, heads, groups, shape.n_kv_heads)
-        made = dict(read.rest)
+        made = dict(read.rest) | self._padded_mlp(read.rest)
         tensors = padded.tensors()
         for own, name, index in self._index:
             if name not in made:
@@ -78,6 +85,20 @@ class PaddedForm:
                 made[name].view(-1)[index.reshape(-1)] = tensors[own].reshape(-1)
         start = f"{self.reader.layer_prefix}{i}."
         return {start + n: t.to(self.dtype).contiguous() for n, t in made.items()}
+
+    def _padded_mlp(self, rest: Tensors) -> Tensors:
+        """The MLP with neurons that neither hear nor say anything up to the stock width."""
+        mlp = self.reader.family.mlp
+        own = mlp.read(rest)
+        missing = self.reader.source.plan.shape.ffn_dim - own["down"].weight.shape[1]
+        made = {}
+        for side, one in own.items():
+            if side == "down":
+                made[side] = Projection(functional.pad(one.weight, (0, missing)), one.bias)
+            else:
+                bias = None if one.bias is None else functional.pad(one.bias, (0, missing))
+                made[side] = Projection(functional.pad(one.weight, (0, 0, 0, missing)), bias)
+        return mlp.written(Projections(made)) if missing else {}
 
     @cached_property
     def _index(self) -> list[tuple[str, str, torch.Tensor]]:

@@ -84,6 +84,7 @@ class ServedForm:
                     for s in shapes
                 ),
                 biases=own.biases,
+                ffn_dim=own.ffn_dim,
             )
             for shapes, own in zip(self._shapes, source.plan.layers, strict=True)
         ]

@@ -68,6 +68,7 @@ class StockForm:
         source, shape = self.reader.config, self.shape
         given = {name: getattr(source, name) for name in _CARRIED if hasattr(source, name)}
         given |= {
+            "intermediate_size": self.reader.source.plan.ffn_dims[0],
             "num_attention_heads": self.n_groups * shape.queries,
             "num_key_value_heads": self.n_groups,
             "head_dim": shape.qk_dim,

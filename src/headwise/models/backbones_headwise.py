@@ -1,8 +1,8 @@
 """The narrow waist to other people's models: one table entry per family.
 
-An entry says where the layers and their attention are, how the stock weights are laid out, and
-what surrounds them. Everything else is read off the stock modules. To support another family, add
-an entry to FAMILIES (docs/model-families.md).
+An entry says where the layers, their attention and their MLP are, how the stock weights are laid
+out, and what surrounds them. Everything else is read off the stock modules. To support another
+family, add an entry to FAMILIES (docs/model-families.md).
 This file travels with checkpoints: it needs torch and transformers only.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from .attention_headwise import NORMS, PROJECTIONS, SIDES, HeadwiseAttention
 from .configuration_headwise import Head, Layer
@@ -50,7 +51,11 @@ TENSOR_PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """The projections of one layer by side, heads in order; an identity has no entry."""
+    """The linear maps of one layer by side, heads in order; an identity has no entry.
+
+    Those of the attention are query, key, value and output, those of the MLP gate (if it is gated),
+    up and down.
+    """
 
     by_side: Mapping[str, Projection]
     norms: Mapping[str, torch.Tensor] = field(
@@ -104,7 +109,7 @@ class Projections:
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> Projections:
         """The reverse of `tensors`."""
-        sides = [side for side in SIDES if f"{side}.weight" in tensors]
+        sides = [side for side in (*SIDES, *MLP_SIDES) if f"{side}.weight" in tensors]
         return cls(
             {s: Projection(tensors[f"{s}.weight"], tensors.get(f"{s}.bias")) for s in sides},
             {name: tensors[name] for name in NORM_TENSORS if name in tensors},
@@ -119,6 +124,9 @@ class Projections:
                 for side, m in modules.items()
             }
         )
+
+
+MLP_SIDES = ("gate", "up", "down")
 
 
 def projections_of(attention: Any) -> Projections:
@@ -180,12 +188,80 @@ linear_layers = separate("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True)
+class Mlp:
+    """Where a family's MLP keeps its matrices: paths from the layer.
+
+        gated    down(act(gate(x)) · up(x))        plain    down(act(up(x)))
+
+    Sides that share a path are fused: one upon the other in the rows of one matrix.
+    """
+
+    sides: Mapping[str, str]
+    transposed: bool = False  # the matrices are (in, out)
+
+    @property
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The sides in each matrix."""
+        found: dict[str, tuple[str, ...]] = {}
+        for side, path in self.sides.items():
+            found[path] = (*found.get(path, ()), side)
+        return found
+
+    @property
+    def down(self) -> str:
+        """The path of the matrix that the neurons enter."""
+        return self.sides["down"]
+
+    def read(self, state: Mapping[str, torch.Tensor]) -> Projections:
+        """The MLP's projections in the tensors of a layer, by their names there."""
+        found: dict[str, Projection] = {}
+        for path, sides in self.paths.items():
+            weight, bias = state[f"{path}.weight"], state.get(f"{path}.bias")
+            weights = (weight.T if self.transposed else weight).chunk(len(sides))
+            biases = (None,) * len(sides) if bias is None else bias.chunk(len(sides))
+            parts = zip(sides, weights, biases, strict=True)
+            found |= {side: Projection(w, b) for side, w, b in parts}
+        return Projections(found)
+
+    def written(self, projections: Projections) -> dict[str, torch.Tensor]:
+        """The reverse of `read`."""
+        made = {}
+        for path, sides in self.paths.items():
+            weight = torch.cat([projections[side].weight for side in sides])
+            made[f"{path}.weight"] = (weight.T if self.transposed else weight).contiguous()
+            biases = [b for side in sides if (b := projections[side].bias) is not None]
+            if biases:
+                made[f"{path}.bias"] = torch.cat(biases)
+        return made
+
+    def resize(self, layer: Any, width: int) -> None:
+        """Give the MLP of a layer so many neurons, in place; its new matrices are empty."""
+        for path, sides in self.paths.items():
+            stock = layer.get_submodule(path)
+            rows, columns = stock.weight.T.shape if self.transposed else stock.weight.shape
+            if "down" in sides:
+                columns = width
+            else:
+                rows = width * len(sides)
+            made: nn.Module
+            if self.transposed:
+                made = Conv1D(rows, columns)
+            else:
+                made = nn.Linear(columns, rows, bias=stock.bias is not None)
+            layer.set_submodule(path, made)
+
+
+_GATED = Mlp({side: f"mlp.{side}_proj" for side in MLP_SIDES})
+
+
+@dataclass(frozen=True)
 class Family:
     """What headwise must know about one model family."""
 
     layers: str = "layers"  # the layers, from the base model
     attention: str = "self_attn"  # the attention, from a layer
     read: Callable[[Any, Any], Projections] = linear_layers
+    mlp: Mlp = _GATED
     holds_output: str = ""  # where the output projection sits, from the layer, if not in attention
     dropout: str = "attention_dropout"  # attribute of the attention: a number or a Dropout
     output_dropout: str = ""  # the same for a dropout that belongs to the attention's output
@@ -206,6 +282,7 @@ _BERT = Family(
     layers="encoder.layer",
     attention="attention.self",
     read=separate("self.query", "self.key", "self.value", "output.dense"),
+    mlp=Mlp({"up": "intermediate.dense", "down": "output.dense"}),
     holds_output="attention.output.dense",
     dropout="dropout",
     rotary=False,
@@ -219,12 +296,17 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(windows="layer_types"),
     "qwen3": Family(norm="head", windows="layer_types"),
     "gemma3_text": Family(norm="head", norm_offset=1.0, windows="layer_types"),
-    "phi3": Family(read=fused_rows, windows="all"),
+    "phi3": Family(
+        read=fused_rows,
+        mlp=Mlp({"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj", "down": "mlp.down_proj"}),
+        windows="all",
+    ),
     "olmo2": Family(norm="all"),
     "gpt2": Family(
         layers="h",
         attention="attn",
         read=fused_columns,
+        mlp=Mlp({"up": "mlp.c_fc", "down": "mlp.c_proj"}, transposed=True),
         dropout="attn_dropout",
         output_dropout="resid_dropout",
         rotary=False,
@@ -235,25 +317,38 @@ FAMILIES: dict[str, Family] = {
     "opt": Family(
         layers="decoder.layers",
         read=separate("q_proj", "k_proj", "v_proj", "out_proj"),
+        mlp=Mlp({"up": "fc1", "down": "fc2"}),
         dropout="dropout",
         rotary=False,
         ffn_dim="ffn_dim",
         grouped=False,
     ),
-    "gpt_neox": Family(attention="attention", read=fused_per_head, grouped=False),
+    "gpt_neox": Family(
+        attention="attention",
+        read=fused_per_head,
+        mlp=Mlp({"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}),
+        grouped=False,
+    ),
     "bert": _BERT,
     "roberta": replace(_BERT, unused_positions=2),
     "distilbert": Family(
         layers="transformer.layer",
         attention="attention",
         read=separate("q_lin", "k_lin", "v_lin", "out_lin"),
+        mlp=Mlp({"up": "ffn.lin1", "down": "ffn.lin2"}),
         dropout="dropout",
         rotary=False,
         causal=False,
         ffn_dim="hidden_dim",
         grouped=False,
     ),
-    "vit": Family(attention="attention", rotary=False, causal=False, grouped=False),
+    "vit": Family(
+        attention="attention",
+        mlp=Mlp({"up": "mlp.fc1", "down": "mlp.fc2"}),
+        rotary=False,
+        causal=False,
+        grouped=False,
+    ),
 }
 
 
@@ -293,6 +388,11 @@ def layer_projections(layer: Any, config: Any) -> Projections:
     return family.read(layer.get_submodule(path), config)
 
 
+def layer_mlp(layer: Any, config: Any) -> Projections:
+    """The projections of the MLP of one layer, stock or planned; the tensors are its own."""
+    return family_of(config.model_type).mlp.read(layer.state_dict())
+
+
 def rotary_planes(backbone: Any) -> int:
     """How many planes the backbone rotates."""
     if not family_of(backbone.config.model_type).rotary:
@@ -302,8 +402,8 @@ def rotary_planes(backbone: Any) -> int:
     return int(base.get_buffer(names[0]).shape[0])
 
 
-def replace_attention(backbone: Any, layers: tuple[Layer, ...]) -> None:
-    """Put the planned attention into a stock model, in place."""
+def apply_layers(backbone: Any, layers: tuple[Layer, ...]) -> None:
+    """Put the planned layers into a stock model, in place."""
     found = list(stock_attentions(backbone))
     if len(found) != len(layers):
         raise ValueError(f"the plan has {len(layers)} layers, but the backbone has {len(found)}.")
@@ -313,7 +413,7 @@ def replace_attention(backbone: Any, layers: tuple[Layer, ...]) -> None:
 
 
 def replace_in_layer(owner: Any, layer: Layer, *, config: Any, layer_idx: int, planes: int) -> None:
-    """Put the planned attention into one layer `owner` of a stock model, in place."""
+    """Put the planned attention and MLP into one layer `owner` of a stock model, in place."""
     family = family_of(config.model_type)
     stock = owner.get_submodule(family.attention)
     around = Surroundings(
@@ -334,6 +434,9 @@ def replace_in_layer(owner: Any, layer: Layer, *, config: Any, layer_idx: int, p
     owner.set_submodule(family.attention, HeadwiseAttention(layer, around))
     if family.holds_output:
         owner.set_submodule(family.holds_output, nn.Identity())
+    neurons = owner.get_submodule(family.mlp.down).weight.shape[0 if family.mlp.transposed else 1]
+    if layer.ffn_dim not in (None, neurons):
+        family.mlp.resize(owner, layer.ffn_dim)
 
 
 def _rate(stock: Any, name: str) -> float:

@@ -1,4 +1,4 @@
-"""From a plan to a model, and from a stock model to the same model with its attention planned.
+"""From a plan to a model, and from a stock model to the same model with its layers planned.
 
 Plan ───────── build_model ──► new Hugging Face model, random weights
 stock model ── convert ──────► the same function, exactly
@@ -125,10 +125,18 @@ def convert(
     return model.train(stock.training)
 
 
-def load_around(model: modeling.HeadwisePreTrainedModel, source: Any) -> None:
-    """Copy everything but the attention's projections from a stock or a headwise model."""
+def load_around(
+    model: modeling.HeadwisePreTrainedModel,
+    source: Any,
+    changed: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Copy everything but the attention's projections from a stock or a headwise model.
+
+    Weights that are `changed` on the way are named as in the stock model.
+    """
     target, source = inner(model), inner(source)
-    _check_around(target.load_state_dict(_state_around(source), strict=False))
+    state = _state_around(source) | dict(changed or {})
+    _check_around(target.load_state_dict(state, strict=False))
     _finish_around(target, source)
 
 
@@ -265,7 +273,8 @@ def task_of(stock: Any) -> str:
 
 
 def _widths(plan: Plan) -> Any:
-    return [[(h.qk_dim, h.vo_dim, h.queries) for h in layer.heads] for layer in plan.layers]
+    heads = [[(h.qk_dim, h.vo_dim, h.queries) for h in layer.heads] for layer in plan.layers]
+    return heads, plan.ffn_dims
 
 
 @contextlib.contextmanager

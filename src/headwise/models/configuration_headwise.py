@@ -1,6 +1,6 @@
-"""The config of a Transformer whose attention follows a plan.
+"""The config of a Transformer whose layers follow a plan.
 
-    HeadwiseConfig ─┬─ backbone   the stock config of the model around the attention
+    HeadwiseConfig ─┬─ backbone   the stock config of the model around them
                     └─ plan       the plan's own JSON, every score scale and rotary plane explicit
 
 This file travels with checkpoints: it needs torch and transformers only. What it does not know
@@ -41,11 +41,12 @@ class Head:
 
 @dataclass(frozen=True)
 class Layer:
-    """The attention of one layer, as the plan in a config describes it."""
+    """One layer, as the plan in a config describes it."""
 
     heads: tuple[Head, ...]
     identities: frozenset[str]
     biases: frozenset[str]
+    ffn_dim: int | None = None  # neurons of the MLP; None: as many as the backbone has
 
     @property
     def query_width(self) -> int:
@@ -84,6 +85,7 @@ def _layer(data: dict[str, Any]) -> Layer:
             side for side in ("query", "key", "value") if data.get(side) == "identity"
         ),
         biases=frozenset(data.get("biases", ())),
+        ffn_dim=data.get("ffn_dim"),
     )
 
 
@@ -105,7 +107,7 @@ def _head(data: dict[str, Any], place: int) -> Head:
 
 
 class HeadwiseConfig(PreTrainedConfig):
-    """The stock config of the backbone plus the plan of its attention."""
+    """The stock config of the backbone plus the plan of its layers."""
 
     model_type = "headwise"
     # transformers reads these class attributes
@@ -176,7 +178,7 @@ class HeadwiseConfig(PreTrainedConfig):
         return saved
 
     def layers(self) -> tuple[Layer, ...]:
-        """The planned attention of every layer."""
+        """Every layer as planned."""
         if self.plan is None:
             raise ValueError("a headwise config needs a plan, got none; see headwise.models.build.")
         return planned_layers(self.plan)

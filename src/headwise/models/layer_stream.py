@@ -96,23 +96,33 @@ class LayerStream:
         return layer.eval().requires_grad_(False)
 
     def planned(self, i: int, plan: LayerPlan, projections: Projections) -> nn.Module:
-        """Layer `i` with the planned attention and these projections, the rest as stored.
+        """Layer `i` as planned with these projections, the rest as stored.
 
-        The plan's scales and rotary planes must be explicit (`headwise.models.build.resolved`).
+        An MLP that is as wide as stored need not be among them. The plan's scales and rotary
+        planes must be explicit (`headwise.models.build.resolved`).
         """
         layer = self._empty(i)
         with plan_errors(), torch.device("meta"):
             (planned,) = planned_layers({"layers": [plan.to_dict()]})
             replace_in_layer(layer, planned, config=self.config, layer_idx=i, planes=self.planes)
-        given: dict[str, torch.Tensor] = {}
-        for name, tensor in projections.tensors().items():
-            given[f"{self.family.attention}.{TENSOR_PLACES[name]}"] = self._placed(tensor)
+        given = {n: self._placed(t) for n, t in self.planned_state(projections).items()}
         state = {
             n: given[n] if n in given else self._tensor(f"{self.prefix}.{i}.{n}")
             for n in layer.state_dict()
         }
         layer.load_state_dict(state, assign=True)
         return layer.eval().requires_grad_(False)
+
+    def planned_state(self, projections: Projections) -> dict[str, torch.Tensor]:
+        """Projections by their names in a planned layer; those of an MLP if they are there."""
+        state = {
+            f"{self.family.attention}.{TENSOR_PLACES[name]}": tensor
+            for name, tensor in projections.tensors().items()
+            if name in TENSOR_PLACES
+        }
+        if "down" in projections.by_side:
+            state |= self.family.mlp.written(projections)
+        return state
 
     def projections(self, layer: nn.Module) -> Projections:
         """The four projections of a stock layer."""

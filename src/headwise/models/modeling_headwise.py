@@ -1,9 +1,10 @@
-"""A stock Transformer whose attention is replaced according to a plan.
+"""A stock Transformer whose layers follow a plan.
 
     HeadwiseForCausalLM ── backbone: LlamaForCausalLM (or GPT-2, OPT, …)
-                             └─ every attention module: HeadwiseAttention
+                             ├─ every attention module: HeadwiseAttention
+                             └─ every MLP: the stock one, as wide as planned
 
-The wrapper builds the stock model of `config.backbone`, puts the planned attention in before any
+The wrapper builds the stock model of `config.backbone`, puts the planned layers in before any
 weight is loaded, and passes calls on. Weight names are the stock ones after `backbone.`, so a
 checkpoint saved for one task loads for another, as with stock models.
 This file travels with checkpoints: it needs torch and transformers only.
@@ -32,7 +33,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from .attention_headwise import HeadwiseAttention
-from .backbones_headwise import family_of, replace_attention
+from .backbones_headwise import apply_layers, family_of
 from .configuration_headwise import HeadwiseConfig
 
 
@@ -54,10 +55,10 @@ class HeadwisePreTrainedModel(PreTrainedModel):
         family_of(config.backbone.model_type)
         layers = config.layers()
         stock_class = self._task._model_mapping[type(config.backbone)]
-        # The stock attention is made only to be replaced: nothing is initialised yet.
+        # What is stock is made only to be replaced: nothing is initialised yet.
         with no_init_weights():
             backbone = stock_class(config.backbone)
-            replace_attention(backbone, layers)
+            apply_layers(backbone, layers)
         self.backbone = backbone if self._task is not AutoModel else Body(backbone)
         self.main_input_name = backbone.main_input_name
         if self.can_generate():  # special tokens are the backbone's

@@ -25,6 +25,7 @@ from headwise.models.backbones_headwise import (
     Family,
     base_of,
     family_of,
+    layer_mlp,
     stock_attentions,
     stock_projections,
 )
@@ -165,9 +166,8 @@ def _shape(model: Any, family: Family) -> ModelShape:
     if family.holds_output:
         inside.add(first.get_submodule(family.holds_output))
     outside = [m for m in first.modules() if m not in inside and hasattr(m, "weight")]
-    ffn = [m for m in outside if m.weight.ndim == 2]
     norms = [m for m in outside if m.weight.ndim == 1]
-    ffn_dim = getattr(config, family.ffn_dim) or 4 * d
+    mlp = layer_mlp(first, config)
     final = [m for n, m in base.named_children() if _is_norm(m) and "embed" not in n]
     final += [m for m in _parent(base, family).children() if _is_norm(m) and m not in final]
     positions = sum(
@@ -192,9 +192,9 @@ def _shape(model: Any, family: Family) -> ModelShape:
         tied_embeddings=getattr(config, "tie_word_embeddings", False),
         lm_head=model.get_output_embeddings() is not None,
         learned_positions=positions,
-        ffn_dim=ffn_dim,
-        ffn_gated=sum(m.weight.numel() for m in ffn) == 3 * d * ffn_dim,
-        ffn_biases=any(m.bias is not None for m in ffn),
+        ffn_dim=mlp["down"].weight.shape[1],
+        ffn_gated="gate" in mlp.by_side,
+        ffn_biases=mlp.has_bias("down"),
         norm_biases=any(getattr(m, "bias", None) is not None for m in norms),
         norms_per_layer=len(norms),
         final_norm=bool(final),

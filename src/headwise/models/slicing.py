@@ -1,7 +1,8 @@
-"""A ragged model made by keeping some columns of every head.
+"""A ragged model made by keeping some columns of every head and some neurons of every MLP.
 
 What is dropped is as good as set to zero: the scores and outputs of the kept columns do not change,
-so a model whose dropped columns are zero and its slice compute the same function.
+and a neuron that leaves no trace in the down-projection is none. So a model whose dropped columns
+and neurons are zero and its slice compute the same function.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -16,8 +17,15 @@ import torch
 from transformers.initialization import no_init_weights
 
 from headwise.models.attention_headwise import NORMS, PROJECTIONS, HeadwiseAttention
-from headwise.models.backbones_headwise import Projection, Projections, projections_of
-from headwise.models.build import load_around, load_projections, plan_of
+from headwise.models.backbones_headwise import (
+    Projection,
+    Projections,
+    family_of,
+    layer_mlp,
+    projections_of,
+    stock_attentions,
+)
+from headwise.models.build import inner, load_around, load_projections, plan_of
 from headwise.models.configuration_headwise import HeadwiseConfig
 from headwise.models.modeling_headwise import HeadwisePreTrainedModel
 from headwise.models.norms_headwise import KeptNorm, epsilon
@@ -27,11 +35,21 @@ from headwise.planning.fit import Kept
 
 
 def sliced(
-    model: HeadwisePreTrainedModel, kept: Sequence[Sequence[Kept]]
+    model: HeadwisePreTrainedModel,
+    kept: Sequence[Sequence[Kept]],
+    neurons: Sequence[Sequence[int]] | None = None,
 ) -> HeadwisePreTrainedModel:
-    """The model with only the kept columns; `kept[layer][head]`, scales as they were."""
+    """The model with only the kept columns; `kept[layer][head]`, scales as they were.
+
+    `neurons[layer]` are those that an MLP keeps; None: all.
+    """
     plan = plan_of(model)
     layers = [_layer(old, new) for old, new in zip(plan.layers, kept, strict=True)]
+    if neurons is not None:
+        layers = [
+            layer.model_copy(update={"ffn_dim": len(some)})
+            for layer, some in zip(layers, neurons, strict=True)
+        ]
     ragged = Plan(shape=plan.shape, layers=tuple(layers), origin=plan.origin)
     config = HeadwiseConfig(
         backbone=copy.deepcopy(model.config.backbone),
@@ -40,12 +58,38 @@ def sliced(
     with plan_errors(), no_init_weights():
         made = type(model)._from_config(config, dtype=model.dtype)
     made.to(model.device)
-    load_around(made, model)
+    load_around(made, model, _kept_mlps(model, neurons or ()))
     whole = zip(made.attentions(), model.attentions(), plan.layers, kept, strict=True)
     for target, source, layer, parts in whole:
         made_of = _kept_projections(source, layer, parts)
         load_projections(target, made_of.with_norms(_kept_norms(target, source)))
     return made.train(model.training)
+
+
+def kept_neurons(mlp: Projections, kept: Sequence[int]) -> Projections:
+    """An MLP with only these neurons: rows of the matrices into them, columns of that out."""
+    index = torch.tensor(list(kept), device=mlp["down"].weight.device)
+    made = {
+        side: own.map(partial(torch.index_select, dim=0, index=index))
+        for side, own in mlp.items()
+        if side != "down"
+    }
+    down = mlp["down"]
+    return Projections({**made, "down": Projection(down.weight.index_select(1, index), down.bias)})
+
+
+def _kept_mlps(
+    model: HeadwisePreTrainedModel, neurons: Sequence[Sequence[int]]
+) -> dict[str, torch.Tensor]:
+    """The tensors of the narrower MLPs, by their names in the stock model."""
+    stock = inner(model)
+    mlp = family_of(stock.config.model_type).mlp
+    own = {module: name for name, module in stock.named_modules()}
+    made: dict[str, torch.Tensor] = {}
+    for (layer, _), kept in zip(stock_attentions(stock), neurons, strict=False):
+        narrow = kept_neurons(layer_mlp(layer, stock.config), kept)
+        made |= {f"{own[layer]}.{name}": t for name, t in mlp.written(narrow).items()}
+    return made
 
 
 def qk_columns(head: HeadSpec, kept: Kept) -> list[int]:

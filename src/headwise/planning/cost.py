@@ -1,6 +1,7 @@
 """What a plan costs: counted, not estimated.
 
 - attention parameters: weights and biases of the four projections (not norms).
+- MLP parameters: weights and biases of its two or three matrices; both together: block parameters.
 - total parameters: every number in the checkpoint; tied embeddings count once.
 - key-value bytes: what one token leaves in the cache, all layers together.
 - FLOPs: of one new token that attends to `context` tokens; two per weight it is multiplied with and
@@ -13,8 +14,8 @@
   per step, in whole bytes; dividing by the batch gives the bytes per token. Encoders generate
   nothing: 0.
 
-All five are linear in the head widths, which is what makes exact planning possible:
-`unit_cost` is the slope.
+All are linear in the widths of heads and MLPs, which is what makes exact planning possible:
+`unit_cost` and `neuron_cost` are the slopes.
 """
 
 from __future__ import annotations
@@ -35,21 +36,23 @@ def cost(plan: Plan, context: int | None = None, batch: int = 1) -> Cost:
     if context < 1 or batch < 1:
         raise PlanError(f"context and batch must be at least 1, got {context} and {batch}.")
     attention = sum(layer_params(layer, shape.d_model) for layer in plan.layers)
-    flops = 2 * _outside_weights(shape)
+    ffn = sum(ffn_params(shape, width) for width in plan.ffn_dims)
+    flops = 2 * (shape.vocab_size * shape.d_model if shape.lm_head else 0)
     for i, layer in enumerate(plan.layers):
-        weights = layer_weights(layer, shape.d_model)
+        weights = layer_weights(layer, shape.d_model) + _ffn_weights(shape, plan.ffn_dims[i])
         mixed = layer.query_width + layer.output_width
         flops += 2 * weights + 2 * reach(shape, i, context) * mixed
     cached = [layer.key_width + layer.value_width for layer in plan.layers]
     step = 0
     if shape.causal:
         reached = sum(reach(shape, i, context) * width for i, width in enumerate(cached))
-        step = (attention + _outside_read(shape)) * shape.weight_dtype_bytes
+        step = (attention + ffn + _outside_read(shape)) * shape.weight_dtype_bytes
         step += batch * reached * shape.kv_dtype_bytes
         step += batch * _rows_read(shape) * shape.d_model * shape.weight_dtype_bytes
     return Cost(
         attn_params=attention,
-        params=attention + outside_params(shape),
+        ffn_params=ffn,
+        params=attention + ffn + outside_params(shape),
         kv_bytes=sum(cached) * shape.kv_dtype_bytes if shape.causal else 0,
         flops=flops,
         step_bytes=step,
@@ -97,20 +100,24 @@ def layer_params(layer: LayerPlan, d_model: int) -> int:
     return layer_weights(layer, d_model) + sum(bias_widths[side] for side in layer.biases)
 
 
+def ffn_params(shape: ModelShape, width: int) -> int:
+    """Weights and biases of an MLP of so many neurons."""
+    if not width:
+        return 0
+    biases = width * (2 if shape.ffn_gated else 1) + shape.d_model if shape.ffn_biases else 0
+    return _ffn_weights(shape, width) + biases
+
+
 def outside_params(shape: ModelShape) -> int:
-    """Every parameter that is not in an attention projection."""
+    """Every parameter that is neither in an attention projection nor in an MLP."""
     d = shape.d_model
     norm = d * (2 if shape.norm_biases else 1)
     embeddings = shape.vocab_size * d * (2 if shape.lm_head and not shape.tied_embeddings else 1)
-    ffn = _ffn_weights(shape)
-    if shape.ffn_biases:
-        ffn += shape.ffn_dim * (2 if shape.ffn_gated else 1) + d
-    per_layer = ffn + shape.norms_per_layer * norm
     final = norm if shape.final_norm else 0
     return (
         embeddings
         + shape.learned_positions * d
-        + shape.n_layers * per_layer
+        + shape.n_layers * shape.norms_per_layer * norm
         + final
         + shape.other_params
     )
@@ -134,6 +141,8 @@ def unit_cost(
     read = (weights + biases) * shape.weight_dtype_bytes + batch * tokens * shape.kv_dtype_bytes
     return {
         "attn_params": weights + biases,
+        "ffn_params": 0,
+        "block_params": weights + biases,
         "params": weights + biases,
         "kv_bytes": shape.kv_dtype_bytes if shape.causal else 0,
         "flops": 2 * weights + 2 * tokens * g,
@@ -141,18 +150,26 @@ def unit_cost(
     }
 
 
-def _ffn_weights(shape: ModelShape) -> int:
-    return shape.d_model * shape.ffn_dim * (3 if shape.ffn_gated else 2)
+def neuron_cost(shape: ModelShape) -> dict[Resource, int]:
+    """What one more neuron in the MLP of any layer costs, as `Cost.counted` counts."""
+    params = ffn_params(shape, 2) - ffn_params(shape, 1)
+    return {
+        "attn_params": 0,
+        "ffn_params": params,
+        "block_params": params,
+        "params": params,
+        "kv_bytes": 0,
+        "flops": 2 * _ffn_weights(shape, 1),
+        "traffic": params * shape.weight_dtype_bytes if shape.causal else 0,
+    }
 
 
-def _outside_weights(shape: ModelShape) -> int:
-    """Weights outside the attention that every token is multiplied with."""
-    head = shape.vocab_size * shape.d_model if shape.lm_head else 0
-    return shape.n_layers * _ffn_weights(shape) + head
+def _ffn_weights(shape: ModelShape, width: int) -> int:
+    return shape.d_model * width * (3 if shape.ffn_gated else 2)
 
 
 def _outside_read(shape: ModelShape) -> int:
-    """Weights outside the attention that a decoding step reads, whatever the batch.
+    """Weights outside attention and MLPs that a decoding step reads, whatever the batch.
 
     Tables are looked up, not read; tied embeddings are the output head, which is read.
     """

@@ -7,11 +7,16 @@ is a **hypothesis**, with what is known of it beside it (`EVIDENCE`); some contr
 
     uniform               6×8   6×8   6×8   6×8      every head equally wide
     narrower-late         6×8   6×8   6×6   6×4      the same heads, narrower with depth
-    more-heads-late       3×8   4×8   5×8   6×8      OpenELM's rule (arXiv 2404.14619)
+    more-heads-late       3×8   4×8   5×8   6×8      OpenELM's rule for heads (arXiv 2404.14619)
+    openelm               the same, and MLPs that grow from 0.22 to 1.78 of the uniform width
     early-many-late-few   12×4  8×6   6×8   4×12     the component map of the papers' readers
     early-few-late-many   3×16  4×12  6×8   12×4     its reverse, as in Prism (arXiv 2606.27449)
     theory                the heads of the error bound early, fewer late, scores narrowed by the
                           context (arXiv 2510.03784)
+
+MLPs are as wide as the shape says, or by depth (`openelm`). A limit on MLP parameters makes them
+narrower, every other limit is spent on the heads. What the attention saves of the uniform model may
+go to the MLP of the same layer (`refill_ffn`), as in the paper that trains with W_Q = I.
 
 `theory` takes what the paper's formulas ask for, and nothing from the uniform shape but its total
 width: the token width (or the measured spectrum of token vectors) and the lag kernel. The context
@@ -23,7 +28,7 @@ less than one of values. The later layers have fewer heads, as the paper says th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,8 +36,16 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise.errors import BudgetError, PlanError, did_you_mean, quoted
-from headwise.plan import Budget, HeadSpec, LayerPlan, Limit, ModelShape, Origin, Plan
-from headwise.planning.cost import SIDES, Side, within_budget
+from headwise.plan import Budget, HeadSpec, Limit, ModelShape, Origin, Plan
+from headwise.planning.cost import (
+    SIDES,
+    Side,
+    dense_cost,
+    ffn_params,
+    layer_params,
+    neuron_cost,
+    within_budget,
+)
 from headwise.planning.families import FAMILIES, new_shape
 from headwise.planning.rules import check_multiples
 from headwise.planning.widths import (
@@ -52,6 +65,7 @@ LAST_LAYER_WEIGHT = 0.25  # narrower-late: of an error in the last layer, relati
 EARLY_SHARE = 1 / 3  # of the layers are early
 LATE_HEADS = 0.5  # theory: of the early layers' heads, in the last layer
 OPENELM_FIRST_SHARE = 0.5  # of the last layer's heads, in the first layer
+OPENELM_MULTIPLIERS = (0.5, 4.0)  # MLP width ÷ d_model, first and last layer; taken as shares
 MOST_HEADS = 2.0  # early-many-late-few: of the uniform number, in the first layer; 1/2 in the last
 
 
@@ -67,9 +81,12 @@ class DesignRules:
     kernel: tuple[float, ...] = (1.0,)  # theory: weight of each lag
     score_bound: float = 2.0  # theory: the largest absolute score
     identity: tuple[Literal["query", "key", "value"], ...] = ()
+    ffn_multiple_of: int = 64  # MLP widths that a policy chooses
+    refill_ffn: bool = False  # what the attention saves goes to the MLPs
 
     def __post_init__(self) -> None:
         check_multiples(self.multiple_of, self.min_dim)
+        check_multiples(self.ffn_multiple_of, None, "ffn-multiple-of")
 
     def allows(self, plan: Plan, budget: Budget) -> bool:
         """Whether a plan keeps every limit of a budget."""
@@ -94,7 +111,9 @@ def new_plan(
         )
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
-    plan = POLICIES[policy](shape, budget, rules)
+    plan = POLICIES[policy](_dense(shape, budget, policy, rules), budget, rules)
+    if rules.refill_ffn:
+        plan = _refilled(plan, budget, rules)
     assert rules.allows(plan, budget), "a policy went over its budget"
     if policy == "uniform":
         return plan
@@ -105,10 +124,10 @@ def new_plan(
 # --- the policies ------------------------------------------------------------------------------
 
 
-def uniform(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
+def uniform(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     """Every head of every layer equally wide, as wide as the budget allows."""
     return _narrowed(
-        _with_identities(Plan.uniform(shape), rules),
+        _with_identities(dense, rules),
         budget,
         rules,
         tie=lambda layer, head, side: "all",
@@ -117,11 +136,11 @@ def uniform(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
     )
 
 
-def narrower_late(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
+def narrower_late(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     """The uniform heads; the early third of the layers whole, later ones narrower and narrower."""
-    decay = np.linspace(1.0, LAST_LAYER_WEIGHT, shape.n_layers)
+    decay = np.linspace(1.0, LAST_LAYER_WEIGHT, dense.shape.n_layers)
     return _early_whole(
-        _with_identities(Plan.uniform(shape), rules),
+        _with_identities(dense, rules),
         budget,
         rules,
         tie=lambda layer, head, side: (layer, head.vo_dim),
@@ -130,15 +149,24 @@ def narrower_late(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan
     )
 
 
-def more_heads_late(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
+def more_heads_late(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     """Heads of the usual width, their number growing linearly with depth."""
-    _refuse_identities("more-heads-late", rules)
+    return _growing("more-heads-late", dense, budget, rules)
+
+
+def openelm(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
+    """The same heads; the MLPs grow linearly with depth too, as `_dense` has made them."""
+    return _growing("openelm", dense, budget, rules)
+
+
+def _growing(policy: str, dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
+    _refuse_identities(policy, rules)
+    shape = dense.shape
     share = np.linspace(OPENELM_FIRST_SHARE, 1.0, shape.n_layers)
     per_step = share * shape.n_kv_heads  # head groups of each layer at scale 1
     # The number of groups of layer i steps from k to k + 1 at scale (k + ½) / per_step[i].
     most = 2 * shape.n_kv_heads
     scales = np.unique((np.arange(most)[:, None] + 0.5) / per_step)
-    dense = Plan.uniform(shape)
     low, high = 0, len(scales)  # scales[:low] are known to fit
     while low < high:
         middle = (low + high) // 2
@@ -152,23 +180,24 @@ def more_heads_late(shape: ModelShape, budget: Budget, rules: DesignRules) -> Pl
             f"{budget} is too small for any plan with one whole head group of width "
             f"{shape.qk_dim} in each layer; raise the budget or use another policy."
         )
-    return plan.model_copy(update={"origin": Origin(policy="more-heads-late")})
+    return plan.model_copy(update={"origin": Origin(policy=policy)})
 
 
-def early_many_late_few(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
+def early_many_late_few(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     """Many narrow heads in the first layer, few wide ones in the last; equal total widths."""
-    return _graded("early-many-late-few", MOST_HEADS, shape, budget, rules)
+    return _graded("early-many-late-few", MOST_HEADS, dense, budget, rules)
 
 
-def early_few_late_many(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
+def early_few_late_many(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     """Few wide heads in the first layer, many narrow ones in the last; equal total widths."""
-    return _graded("early-few-late-many", 1 / MOST_HEADS, shape, budget, rules)
+    return _graded("early-few-late-many", 1 / MOST_HEADS, dense, budget, rules)
 
 
-def theory(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
+def theory(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     """Early layers at the optimum of the error bound, later ones with fewer heads; scores narrower
     with the context.
     """
+    shape = dense.shape
     if rules.token_dim is None:
         raise PlanError(
             "the policy theory needs the width that tokens fill, which the bound depends on; "
@@ -178,7 +207,8 @@ def theory(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
     late = np.linspace(1.0, LATE_HEADS, shape.n_layers - _early(shape) + 1)[1:]
     shares = [*([1.0] * _early(shape)), *late.tolist()]
     layers = tuple(
-        LayerPlan(heads=_thinned(heads, share), biases=shape.attention_biases) for share in shares
+        layer.model_copy(update={"heads": _thinned(heads, share)})
+        for layer, share in zip(dense.layers, shares, strict=True)
     )
     context = rules.context or shape.context
     answer = min(NORM_CEILING, saturation_bound(rules.score_bound, context)) / NORM_CEILING
@@ -187,7 +217,7 @@ def theory(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
         f"and keys counts {answer:.3g} of one of values"
     )
     return _early_whole(
-        _with_identities(Plan(shape=shape, layers=layers), rules),
+        _with_identities(dense.model_copy(update={"layers": layers}), rules),
         budget,
         rules,
         tie=lambda layer, head, side: (layer, head.vo_dim, side),
@@ -196,11 +226,12 @@ def theory(shape: ModelShape, budget: Budget, rules: DesignRules) -> Plan:
     )
 
 
-Policy = Callable[[ModelShape, Budget, DesignRules], Plan]
+Policy = Callable[[Plan, Budget, DesignRules], Plan]  # what it starts from is the uniform plan
 POLICIES: dict[str, Policy] = {
     "uniform": uniform,
     "narrower-late": narrower_late,
     "more-heads-late": more_heads_late,
+    "openelm": openelm,
     "early-many-late-few": early_many_late_few,
     "early-few-late-many": early_few_late_many,
     "theory": theory,
@@ -213,6 +244,7 @@ EVIDENCE: dict[str, str] = {
     "on windows of 256 tokens (5 of 5 seeds)",
     "more-heads-late": "OpenELM's authors use it; here it was not distinguishable from uniform in "
     "six layers",
+    "openelm": "OpenELM's authors use it; not measured here",
     "early-many-late-few": "a reading of the papers by their readers, never measured; it "
     "contradicts narrower-late",
     "early-few-late-many": "Prism's authors report it; not measured here; it contradicts "
@@ -223,6 +255,62 @@ EVIDENCE: dict[str, str] = {
 
 
 # --- what they have in common ------------------------------------------------------------------
+
+
+def _dense(shape: ModelShape, budget: Budget, policy: str, rules: DesignRules) -> Plan:
+    """The uniform plan with the MLP widths of a policy, within the limit on MLP parameters."""
+    dense, n = Plan.uniform(shape), shape.n_layers
+    shares = np.linspace(*OPENELM_MULTIPLIERS, n) if policy == "openelm" else np.ones(n)
+    neurons = n * shape.ffn_dim
+    if budget.ffn_params is not None:
+        most = budget.amount("ffn_params", dense_cost(shape))
+        # Some biases are there at any width.
+        fixed = n * (ffn_params(shape, 1) - neuron_cost(shape)["ffn_params"])
+        neurons = min(neurons, max(0, most - fixed) // max(1, neuron_cost(shape)["ffn_params"]))
+    if not shape.ffn_dim or (policy != "openelm" and neurons == n * shape.ffn_dim):
+        return dense
+    step = rules.ffn_multiple_of
+    # The running sum is rounded, so that no neuron is lost to rounding on the way.
+    ends = np.cumsum(shares / shares.sum() * neurons + 1e-6).astype(np.int64) // step * step
+    widths = np.diff(ends, prepend=0)
+    if policy != "openelm":
+        widths = np.full(n, neurons // n // step * step)
+    if widths.min() < 1:
+        raise BudgetError(
+            f"{budget} is too small for MLPs of {step} neurons in each layer; raise the budget, "
+            "lower --ffn-multiple-of, or use another policy."
+        )
+    return _with_ffn_dims(dense, widths.tolist())
+
+
+def _with_ffn_dims(plan: Plan, widths: Sequence[int]) -> Plan:
+    layers = tuple(
+        layer.model_copy(update={"ffn_dim": width})
+        for layer, width in zip(plan.layers, widths, strict=True)
+    )
+    return plan.model_copy(update={"layers": layers})
+
+
+def _refilled(plan: Plan, budget: Budget, rules: DesignRules) -> Plan:
+    """The plan with what each layer's attention saves of the uniform model in its MLP."""
+    shape = plan.shape
+    of_attention = {"attn_params", "kv_bytes"}
+    if not of_attention.issuperset(budget.limited):
+        raise PlanError(
+            "--refill-ffn gives what the attention saves to the MLPs, so it goes with limits on "
+            f"attention parameters and cached bytes only, got {budget}; leave one of them out."
+        )
+    if not shape.ffn_dim:
+        raise PlanError("--refill-ffn needs a model with MLPs, got an ffn-dim of 0.")
+    whole = layer_params(Plan.uniform(shape).layers[0], shape.d_model)
+    saved = [max(0, whole - layer_params(layer, shape.d_model)) for layer in plan.layers]
+    step, price = rules.ffn_multiple_of, neuron_cost(shape)["ffn_params"]
+    more = [one // price // step * step for one in saved]
+    widths = [width + extra for width, extra in zip(plan.ffn_dims, more, strict=True)]
+    told = f"{sum(more)} neurons beyond the uniform MLPs, paid by what the attention saves"
+    notes = (*plan.origin.notes, told)
+    origin = plan.origin.model_copy(update={"notes": notes})
+    return _with_ffn_dims(plan, widths).model_copy(update={"origin": origin})
 
 
 def _early(shape: ModelShape) -> int:
@@ -244,23 +332,22 @@ def _early_whole(template: Plan, budget: Budget, rules: DesignRules, **how: obje
     raise AssertionError("the loop ends with a plan or an error")
 
 
-def _graded(
-    policy: str, first: float, shape: ModelShape, budget: Budget, rules: DesignRules
-) -> Plan:
+def _graded(policy: str, first: float, dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     """Heads from `first` times the uniform number to 1/first of it, each layer as wide in all."""
     _refuse_identities(policy, rules)
+    shape = dense.shape
     grades = np.geomspace(first, 1 / first, shape.n_layers)
     counts = np.maximum(1, np.round(shape.n_kv_heads * grades)).astype(int)
 
     def scaled(scale: float) -> Plan:
         layers = []
-        for n in counts.tolist():
+        for layer, n in zip(dense.layers, counts.tolist(), strict=True):
             full = shape.n_kv_heads * shape.qk_dim / n
             width = int(scale * full + 1e-9) // rules.multiple_of * rules.multiple_of
             width = max(width, rules.multiple_of, rules.min_dim or 1)
             head = HeadSpec(qk_dim=width, vo_dim=width, queries=shape.queries)
-            layers.append(LayerPlan(heads=(head,) * n, biases=shape.attention_biases))
-        return Plan(shape=shape, layers=tuple(layers))
+            layers.append(layer.model_copy(update={"heads": (head,) * n}))
+        return dense.model_copy(update={"layers": tuple(layers)})
 
     scale = largest_scale(lambda s: rules.allows(scaled(s), budget), 1.0)
     if scale is None:

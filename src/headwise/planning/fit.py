@@ -11,6 +11,9 @@ a concave curve, which the solver handles fastest.
          │╭──╯                vo       value-output directions
          └──────────── width
 
+An MLP has one such curve more, over its neurons: a gate on each, a sensitivity for each. It is cut
+where a limit counts it; limits on attention parameters and cached bytes leave MLPs as they are.
+
 The solver spends the budgets on these curves. The other policies choose the widths differently, for
 comparison. Which directions a head of given width keeps is one rule for all: the most sensitive.
 
@@ -29,7 +32,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -37,12 +40,30 @@ from jaxtyping import Float
 
 from headwise.errors import BudgetError, PlanError
 from headwise.plan import Budget, Cost, HeadSpec, Limit, LossUnit, Origin, Plan, Resource
-from headwise.planning.cost import SIDES, Side, cost, dense_cost, unit_cost, within_budget
+from headwise.planning.cost import (
+    SIDES,
+    Side,
+    cost,
+    dense_cost,
+    neuron_cost,
+    unit_cost,
+    within_budget,
+)
 from headwise.planning.groups import GroupSolver
 from headwise.planning.rules import WidthRules, policy_and_seed
-from headwise.planning.widths import Part, Place, WidthCosts, WidthCurve, WidthSolver, largest_scale
+from headwise.planning.widths import (
+    Part,
+    Place,
+    WidthCosts,
+    WidthCurve,
+    WidthSolver,
+    largest_scale,
+    mlp_place,
+)
 
 SCALED = ("uniform", "narrower-late", "wider-late", "random")  # by shares, not by the solver
+COUNT_MLPS: tuple[Resource, ...] = ("ffn_params", "block_params", "params", "flops", "traffic")
+UNMEASURED = "MLPs stay whole: the profile has not measured their neurons"
 LEAST_SHARE = 0.5  # of the largest: what the narrowest layer gets where shares differ
 
 
@@ -137,6 +158,9 @@ class FitProblem:
     worth: Worths | None = None  # None: the sensitivity itself
     loss_unit: LossUnit | None = None  # of what the sensitivities predict
     fixed_groups: bool = False  # no group may go or change its place
+    # The sensitivity of every neuron of every MLP, None: not measured; what the policy goes by.
+    neurons: tuple[Float[np.ndarray, " _"], ...] | None = None
+    neuron_worth: tuple[Float[np.ndarray, " _"], ...] | None = None
 
     def __post_init__(self) -> None:
         policy_and_seed(self.policy)
@@ -165,8 +189,19 @@ class FitProblem:
 
     @cached_property
     def curves(self) -> dict[Place, WidthCurve]:
-        """What the policy holds each width to be worth."""
-        return width_curves(self.worth or self.sensitivity, self.rules)
+        """What the policy holds each width to be worth; MLPs after the heads."""
+        heads = width_curves(self.worth or self.sensitivity, self.rules)
+        if self.neurons is None or not self.rules.cut_ffn:
+            return heads
+        return heads | neuron_curves(self.neuron_worth or self.neurons, self.rules)
+
+    def for_budget(self, limited: Sequence[Resource]) -> FitProblem:
+        """The problem under limits on these resources: MLPs are whole where none counts them."""
+        return self if any(r in COUNT_MLPS for r in limited) else self._whole_mlps
+
+    @cached_property
+    def _whole_mlps(self) -> FitProblem:
+        return replace(self, rules=replace(self.rules, cut_ffn=False))
 
     @cached_property
     def solver(self) -> WidthSolver | GroupSolver:
@@ -197,6 +232,8 @@ def fit(problem: FitProblem, budget: Budget) -> Fit:
     """The policy's best plan within the budget; no budget means 100% of attention parameters."""
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
+    problem = problem.for_budget(budget.limited)
+    _refuse_unmeasured(problem, budget)
     if problem.allows(problem.template, budget):
         # No limit binds: nothing is dropped, not even what the text never used.
         widths, gap = {place: len(c.values) - 1 for place, c in problem.curves.items()}, 0.0
@@ -208,7 +245,10 @@ def fit(problem: FitProblem, budget: Budget) -> Fit:
     plan = _plan(problem, widths)
     assert problem.allows(plan, budget), "a fit went over its budget"
     loss = predicted_loss(problem, plan)
-    origin = Origin(policy=problem.policy, predicted_loss=loss, loss_unit=problem.loss_unit)
+    notes = (UNMEASURED,) if problem.neurons is None and problem.rules.cut_ffn else ()
+    origin = Origin(
+        policy=problem.policy, predicted_loss=loss, loss_unit=problem.loss_unit, notes=notes
+    )
     return Fit(plan.model_copy(update={"origin": origin}), loss, gap)
 
 
@@ -227,6 +267,8 @@ def least_fit(problem: FitProblem, max_loss: float, resource: Resource, budget: 
         for head in layer.heads
         for side in SIDES
     }
+    if problem.neurons is not None and problem.rules.cut_ffn:
+        units.add(neuron_cost(problem.template.shape)[resource])
     step = math.gcd(*units)
     if not step:
         raise BudgetError(
@@ -273,6 +315,9 @@ def predicted_loss(problem: FitProblem, plan: Plan) -> float:
             dropped += float(worth.planes[gone].sum())
             dropped += worth.least_free[len(worth.free) - (head.qk_dim - 2 * len(kept))]
             dropped += worth.least_vo[len(worth.vo) - head.vo_dim]
+    for i, neurons in enumerate(problem.neurons or ()):
+        narrower = max(0, len(neurons) - plan.ffn_dims[i])
+        dropped += float(np.sort(neurons)[:narrower].sum())
     return 0.5 * dropped
 
 
@@ -328,6 +373,32 @@ def width_curves(worths: Worths, rules: WidthRules) -> dict[Place, WidthCurve]:
         for j, head in enumerate(layer)
         for part, dims, floor in _parts(head, rules)
     }
+
+
+def neuron_curves(
+    worths: Sequence[Float[np.ndarray, " _"]], rules: WidthRules
+) -> dict[Place, WidthCurve]:
+    """One curve per MLP, in neurons."""
+    return {
+        mlp_place(i): WidthCurve(
+            values=_cumulative(np.sort(worth.astype(np.float64))[::-1], 1),
+            floor=min(len(worth), rules.least_ffn),
+            multiple_of=rules.ffn_multiple_of,
+            tie="ffn" if rules.ties_ffn else None,
+        )
+        for i, worth in enumerate(worths)
+    }
+
+
+def _refuse_unmeasured(problem: FitProblem, budget: Budget) -> None:
+    if budget.ffn_params is None or (problem.neurons is not None and problem.rules.cut_ffn):
+        return
+    reason = (
+        "but the profile has not measured their neurons; make the profile again"
+        if problem.rules.cut_ffn
+        else "but --no-cut-ffn leaves them whole; leave one of them out"
+    )
+    raise BudgetError(f"--ffn-params limits MLPs, {reason}.")
 
 
 def _parts(head: HeadWorth, rules: WidthRules) -> list[tuple[Part, int, int]]:
@@ -480,7 +551,8 @@ def _plan(problem: FitProblem, widths: dict[Place, int]) -> Plan:
             heads = _side_by_side(heads)
         if [head.source for head in heads] == list(range(len(heads))):  # each at its own place
             heads = [head.model_copy(update={"source": None}) for head in heads]
-        layers.append(layer.model_copy(update={"heads": tuple(heads)}))
+        ffn_dim = widths.get(mlp_place(i), layer.ffn_dim)
+        layers.append(layer.model_copy(update={"heads": tuple(heads), "ffn_dim": ffn_dim}))
     return problem.template.model_copy(update={"layers": tuple(layers)})
 
 

@@ -29,7 +29,7 @@ from headwise.errors import BudgetError
 from headwise.plan import RESOURCE_NAMES, Budget, Resource
 from headwise.planning.choices import ChoiceSolver, Lazy, Options
 from headwise.planning.solver import Curve
-from headwise.planning.widths import Place, WidthCosts, WidthCurve, Widths
+from headwise.planning.widths import MLP, Place, WidthCosts, WidthCurve, Widths
 
 Head = tuple[int, int]  # layer, head group
 DROPPED = -1
@@ -262,9 +262,9 @@ class GroupSolver:
 
     def _prepared(self, resources: tuple[Resource, ...]) -> _Ready:
         units = self._costs.units(resources)
-        layers: dict[int, list[Head]] = {}
+        layers: dict[tuple[int, bool], list[Head]] = {}  # an MLP is an item of its own
         for head in self._parts:
-            layers.setdefault(head[0], []).append(head)
+            layers.setdefault((head[0], head[1] == MLP), []).append(head)
         groups: dict[Head, GroupOptions] = {}
         items: list[Options | Lazy] = []
         members: list[tuple[Head, ...]] = []

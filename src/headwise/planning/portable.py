@@ -12,6 +12,9 @@ Of the ways that all asked targets run, the one that predicts the smallest loss 
 taken. Cutting values only costs least while it reaches the budget: below, all heads have to keep
 the same planes, those that matter most to all together. The plan notes what the tie costs beside
 the free fit.
+
+MLPs have one width where heads have one in the model, but for llama.cpp with keys as wide as
+values; with widths by layer they stay whole.
 """
 
 from __future__ import annotations
@@ -65,12 +68,19 @@ GROUPS = Way(
     lambda r: replace(r, granularity="head", min_dim=_WHOLE, drop_groups=True),
     _whole_keys,
 )
+FREE_MLPS = Way(
+    "one width, MLPs by layer",
+    lambda r: replace(r, granularity="model", equal_sides=True, one_ffn_dim=False),
+    _common_planes,
+)
 BY_LAYER = Way(
-    "widths by layer", lambda r: replace(r, granularity="layer", equal_sides=True), lambda w: w
+    "widths by layer",
+    lambda r: replace(r, granularity="layer", equal_sides=True, cut_ffn=False),
+    lambda w: w,
 )
 WAYS: dict[str, tuple[Way, ...]] = {
     "stock": (VALUES_ONLY, WIDTHS, WIDTH),
-    "gguf": (VALUES_ONLY, WIDTHS, WIDTH, GROUPS),
+    "gguf": (VALUES_ONLY, WIDTHS, WIDTH, GROUPS, FREE_MLPS),
     "vllm": (BY_LAYER, WIDTH),
 }
 

@@ -33,12 +33,12 @@ def policy_and_seed(policy: str) -> tuple[str, int]:
     return name, int(seed or 0)
 
 
-def check_multiples(multiple_of: int, min_dim: int | None) -> None:
+def check_multiples(
+    multiple_of: int, min_dim: int | None, names: str = "multiple-of and min-dim"
+) -> None:
     """Raise unless both are at least 1."""
     if multiple_of < 1 or (min_dim is not None and min_dim < 1):
-        raise PlanError(
-            f"multiple-of and min-dim must be at least 1, got {multiple_of} and {min_dim}."
-        )
+        raise PlanError(f"{names} must be at least 1, got {multiple_of} and {min_dim}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,10 @@ class WidthRules:
     equal_sides: bool = False  # what is tied ties queries and keys to values, too
     max_classes: int | None = None  # granularity head: most different widths in a layer
     drop_groups: bool = False  # whole head groups may go; not with granularity model
+    ffn_multiple_of: int = 64  # of neurons
+    min_ffn_dim: int | None = None  # None: one multiple
+    cut_ffn: bool = True  # MLPs may be narrowed, where a limit counts them
+    one_ffn_dim: bool | None = None  # one width for all MLPs; None: with granularity model
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:
@@ -61,6 +65,7 @@ class WidthRules:
                 f"{did_you_mean(self.granularity, GRANULARITIES)}"
             )
         check_multiples(self.multiple_of, self.min_dim)
+        check_multiples(self.ffn_multiple_of, self.min_ffn_dim, "ffn-multiple-of and min-ffn-dim")
         if self.batch < 1 or (self.context is not None and self.context < 1):
             raise PlanError(
                 f"batch and context must be at least 1, got {self.batch} and {self.context}."
@@ -73,3 +78,13 @@ class WidthRules:
     def least(self) -> int:
         """The narrowest a head may become, if it is not narrower already."""
         return self.multiple_of if self.min_dim is None else self.min_dim
+
+    @property
+    def least_ffn(self) -> int:
+        """The narrowest an MLP may become, if it is not narrower already."""
+        return self.ffn_multiple_of if self.min_ffn_dim is None else self.min_ffn_dim
+
+    @property
+    def ties_ffn(self) -> bool:
+        """Whether all MLPs have one width."""
+        return self.granularity == "model" if self.one_ffn_dim is None else self.one_ffn_dim

@@ -1,15 +1,17 @@
 """Which engines can run a plan: for every target yes, or the one sentence why not.
 
     target    what reads it                                    what it needs tied
-    stock     transformers, without headwise                   one width, one set of planes
-    gguf      llama.cpp                                        the same; head groups free per layer
+    stock     transformers, without headwise                   one width, one set of planes, one
+                                                               MLP width
+    gguf      llama.cpp                                        the same; head groups free per layer,
+                                                               MLP widths too where qk = vo
     vllm      vLLM                                             as many queries in all groups
     onnx      ONNX Runtime                                     nothing
     padded    the source's own class, zeros for what was cut   nothing, and nothing is saved
 
 A class of model that other engines know has one head width and one list of rotary frequencies for
-all layers. Queries and keys may be wider than values where the class allows it. Score scales never
-stand in the way: they are folded into the queries.
+all layers, and one MLP width. Queries and keys may be wider than values where the class allows it.
+Score scales never stand in the way: they are folded into the queries.
 """
 
 from __future__ import annotations
@@ -98,6 +100,7 @@ def _stock(plan: Plan) -> str:
     _one_count(plan)
     qk, vo = _one_width(plan)
     _one_set_of_planes(plan)
+    _one_ffn_dim(plan)
     if qk == vo:
         return f"as {_llama_or_windowed(plan)}, heads {qk} wide"
     _mimo(plan)
@@ -117,10 +120,12 @@ def _gguf(plan: Plan) -> str:
     plain = _one_set_of_planes(plan)
     counts = {len(layer.heads) for layer in plan.layers}
     if qk == vo:
-        return f"as {'llama' if len(counts) == 1 else 'deci'}, heads {qk} wide"
+        alike = len(counts) == 1 and len(set(plan.ffn_dims)) == 1
+        return f"as {'llama' if alike else 'deci'}, heads {qk} wide"
     _mimo(plan)
     if any(layer.biases for layer in plan.layers):
         raise _No("keys and values differ in width, and the classes that allow it have no biases")
+    _one_ffn_dim(plan)
     if 0 in counts:
         raise _No("a layer has no head, which it runs only where keys are as wide as values")
     kind = "mimo2" if plain and len(counts) == 1 else "step35"
@@ -194,6 +199,11 @@ def _padded(plan: Plan) -> str:
                     f"layer {i} has heads {head.qk_dim}/{head.vo_dim} wide, wider than the "
                     f"{shape.qk_dim}/{shape.vo_dim} of the {shape.family} shape"
                 )
+        if plan.ffn_dims[i] > shape.ffn_dim:
+            raise _No(
+                f"layer {i} has an MLP of {plan.ffn_dims[i]} neurons, wider than the "
+                f"{shape.ffn_dim} of the {shape.family} shape"
+            )
     return f"as {shape.family}, zeros for what was cut: nothing is saved"
 
 
@@ -216,6 +226,8 @@ def _whole_only(plan: Plan) -> None:
         }:
             normed = ", which normalises queries and keys," if shape.family in _NORMED else ""
             raise _No(f"{shape.family}{normed} has no free head width, and layer {i} is cut")
+        if plan.ffn_dims[i] != shape.ffn_dim:
+            raise _No(f"{shape.family} is exported uncut only, and the MLP of layer {i} is cut")
 
 
 def _whole_norms(plan: Plan) -> None:
@@ -248,6 +260,15 @@ def _one_count(plan: Plan) -> None:
     heads = plan.layers[0].n_queries
     if heads and plan.shape.d_model % heads:
         raise _No(f"{heads} query heads do not divide the model's width of {plan.shape.d_model}")
+
+
+def _one_ffn_dim(plan: Plan) -> None:
+    first: dict[int, int] = {}
+    for i, width in enumerate(plan.ffn_dims):
+        first.setdefault(width, i)
+    if len(first) > 1:
+        (a, i), (b, j) = list(first.items())[:2]
+        raise _No(f"layer {i} has an MLP of {a} neurons and layer {j} of {b}; one width is needed")
 
 
 def _one_width(plan: Plan) -> tuple[int, int]:

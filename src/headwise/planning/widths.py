@@ -1,8 +1,8 @@
-"""From value curves to head widths: what designing a model and fitting a profile have in common.
+"""From value curves to widths: what designing a model and fitting a profile have in common.
 
-A curve says what 0, 1, …, U dimensions of one part of one head group are worth. The solver spends
-the budgets on all curves together. What no width changes (embeddings, MLPs, output biases) enters
-as one more curve without a choice.
+A curve says what 0, 1, …, U dimensions of one part of one head group are worth, or as many neurons
+of one MLP. The solver spends the budgets on all curves together. What no width changes (embeddings,
+output biases) enters as one more curve without a choice.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise.plan import RESOURCE_NAMES, Budget, Plan, Resource
-from headwise.planning.cost import Side, cost, dense_cost, unit_cost
+from headwise.planning.cost import Side, cost, dense_cost, neuron_cost, unit_cost
 from headwise.planning.solver import Curve, Solver
 
 # A head's query-key width as a whole, or its rotary and its position-free columns separately.
-Part = Literal["qk", "planes", "free", "vo"]
+# The neurons of an MLP stand beside the heads.
+Part = Literal["qk", "planes", "free", "vo", "ffn"]
 Place = tuple[int, int, Part]  # layer, head group, part
+MLP = -1  # in place of a head group
+
+
+def mlp_place(layer: int) -> Place:
+    """The place of a layer's neurons."""
+    return layer, MLP, "ffn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,12 @@ class WidthCosts:
     def units(self, resources: tuple[Resource, ...]) -> dict[Place, tuple[int, ...]]:
         """What a dimension of every part costs."""
         slopes: dict[tuple[int, int, Side], tuple[int, ...]] = {}  # heads of a layer share them
-        found = {}
+        found: dict[Place, tuple[int, ...]] = {}
+        neuron = neuron_cost(self._template.shape)
         for i, j, part in self._curves:
+            if part == "ffn":
+                found[i, j, part] = tuple(neuron[r] for r in resources)
+                continue
             head = self._template.layers[i].heads[j]
             kind = i, head.queries, side_of(part)
             if kind not in slopes:

@@ -9,6 +9,8 @@
         layers.3.vo_gradients         S × G × vo      ∂L_s/∂gate / √n_s of each sequence
         layers.3.plane_…              planes instead of vo: energy, sensitivity, gradients
         layers.3.free_encode_q, …     position-free query-key directions, in the same way
+        layers.3.ffn_sensitivity      I               of the neurons of the MLP; ffn_energy too, and
+        layers.3.ffn_mean             I               their means per token
         layers.3.z_moment, q_, k_     second moments per token, the group's query heads added
         layers.3.z_mean, q_, k_       means per token of every query head (k: of every group)
         layers.3.entropy, jacobian_norm, score_spread     lengths × H
@@ -192,6 +194,12 @@ def _check_sizes(profile: Profile, path: Path) -> None:
             raise HeadwiseError(
                 f"{path} is not valid: lengths must be the {len(norms)} that were measured, got "
                 f"{len(profile.record.lengths)}; make the profile again."
+            )
+        neurons = profile.tensors.get(f"layers.{i}.ffn_sensitivity")
+        if neurons is not None and neurons.shape != (profile.plan.ffn_dims[i],):
+            raise HeadwiseError(
+                f"{path} is not valid: the plan's layer {i} has {profile.plan.ffn_dims[i]} "
+                f"neurons, but {neurons.shape} were measured; make the profile again."
             )
         for part in ("vo", "plane", "free"):
             wanted = {(len(layer.heads), _directions(head, part)) for head in layer.heads}

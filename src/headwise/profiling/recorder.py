@@ -1,4 +1,4 @@
-"""Listens to the attention of a model during one forward and one backward pass.
+"""Listens to the layers of a model during one forward and one backward pass.
 
     q_proj ─► (norm) ─► q ─┐                                q, k: before the rotary positions
     k_proj ─► (norm) ─► k ─┴─► scores ─► softmax ─┐
@@ -13,6 +13,9 @@ which holds the derivative by a gate on *any* direction: with z' = z·encode·di
 ∂L_s/∂γ_i = Σ_t (z_t·encode[:, i])·(∂L_s/∂z_t·decode[i]) = (encodeᵀ·M_s·decodeᵀ)_ii. The same holds
 for q with encode_q and encode_kᵀ. A rotary plane is scaled by its gate, before or after the
 rotation alike, so the trace of M_s over its two columns is its derivative.
+
+Neurons of the MLP have gates of their own, where they enter the down-projection:
+∂L_s/∂γ_i = Σ_t n_ti·∂L_s/∂n_ti.
 
 Only the gradients at activations are made: no parameter asks for one.
 
@@ -38,6 +41,8 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.models.attention_headwise import HeadwiseAttention
+from headwise.models.backbones_headwise import family_of, stock_attentions
+from headwise.models.build import inner
 from headwise.models.heads_headwise import HeadClass
 from headwise.theory.saturation import jacobian_norm
 
@@ -55,8 +60,10 @@ def recording(model: Any, lengths: tuple[int, ...]) -> Iterator[Chunk]:
         _ask(wanted, False)
         embeddings = model.get_input_embeddings()
         undo.callback(embeddings.register_forward_hook(_start_of_gradients).remove)
-        for i, attention in enumerate(model.attentions()):
-            _listen(_Layer(attention, i, lengths, chunk), undo)
+        stock = inner(model)
+        down = family_of(stock.config.model_type).mlp.down
+        for i, (owner, attention) in enumerate(stock_attentions(stock)):
+            _listen(_Layer(attention, i, lengths, chunk), owner.get_submodule(down), undo)
         yield chunk
 
 
@@ -70,7 +77,9 @@ def _start_of_gradients(module: Any, args: Any, output: Tensor) -> Tensor:
 
 
 class _Layer:
-    """What is written down about one attention layer."""
+    """What is written down about one layer."""
+
+    batch: int  # sequences, as the attention has seen them
 
     def __init__(
         self, attention: HeadwiseAttention, index: int, lengths: tuple[int, ...], chunk: Chunk
@@ -121,6 +130,7 @@ class _Layer:
 
     def output(self, module: Any, args: tuple[Tensor]) -> None:
         """Hook before the output projection, where z enters."""
+        self.batch = len(args[0])
         z = self.apart(args[0], self.heads.vo_dim)
         self.moments("z", z)
         args[0].register_hook(partial(self.output_gradient, z))
@@ -130,6 +140,22 @@ class _Layer:
         g = self.apart(gradient, self.heads.vo_dim)
         self.chunk[f"{self.prefix}vo_gradient"] = _contracted(z, g)
         self.chunk[f"{self.prefix}vo_gradient_sum"] = g.sum(1).flatten(1, 2)
+
+    def neurons(self, module: Any, args: tuple[Tensor]) -> None:
+        """Hook before the down-projection, where the neurons enter."""
+        n = self.by_sequence(args[0])
+        self.chunk[f"{self.prefix}ffn_power"] = n.square().sum((0, 1))
+        self.chunk[f"{self.prefix}ffn_sum"] = n.sum((0, 1))
+        args[0].register_hook(partial(self.neuron_gradient, n))
+
+    def neuron_gradient(self, n: Tensor, gradient: Tensor) -> None:
+        """∂L_s/∂gate of every neuron."""
+        self.chunk[f"{self.prefix}ffn_gradient"] = (n * self.by_sequence(gradient)).sum(1)
+
+    def by_sequence(self, x: Tensor) -> Tensor:
+        """Sequences on an axis of their own, which some MLPs (OPT) have laid side by side."""
+        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        return wide.reshape(self.batch, -1, x.shape[-1])
 
     def attended(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
         """In place of the heads' own method: a look at some rows, then the method itself."""
@@ -146,12 +172,13 @@ def _contracted(x: Heads, g: Heads) -> Float[Tensor, "batch groups dim dim"]:
     return x.mT @ g
 
 
-def _listen(layer: _Layer, undo: ExitStack) -> None:
+def _listen(layer: _Layer, down: Any, undo: ExitStack) -> None:
     attention: Any = layer.attention
     for name in ("q", "k"):
         last = getattr(attention, f"{name}_norm", None) or getattr(attention, f"{name}_proj")
         undo.callback(last.register_forward_hook(partial(layer.score, name=name)).remove)
     undo.callback(attention.o_proj.register_forward_pre_hook(layer.output).remove)
+    undo.callback(down.register_forward_pre_hook(layer.neurons).remove)
     layer.heads.forward = layer.attended  # type: ignore[method-assign]
     undo.callback(delattr, layer.heads, "forward")
 

@@ -60,12 +60,13 @@ def reduced_layer(
     index: int,
     layer: LayerPlan,
     W_O: Float[np.ndarray, "groups vo out"],
+    down: Float[np.ndarray, " neurons"],
     *,
     length: int,
     centred: bool,
     qk_whole: bool,
 ) -> Arrays:
-    """Everything the profile says about one layer."""
+    """Everything the profile says about one layer; `down` are the squared norms of its W_down."""
     found: Arrays = {}
     for name in ("z", "q", "k"):
         found[f"{name}_moment"] = chunks.mean(index, f"{name}_moment")
@@ -75,6 +76,10 @@ def reduced_layer(
     found |= _values(chunks, index, found, W_O, centred=centred)
     if not qk_whole:
         found |= _scores(chunks, index, found, layer)
+    gates = chunks.stacked(index, "ffn_gradient") / np.sqrt(chunks.counts)[:, None]
+    found["ffn_sensitivity"] = np.square(gates).mean(0)
+    found["ffn_energy"] = chunks.mean(index, "ffn_power") * down
+    found["ffn_mean"] = chunks.mean(index, "ffn_sum")
     return found
 
 

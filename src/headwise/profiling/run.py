@@ -24,7 +24,8 @@ from headwise.artifacts import sha256, versions
 from headwise.devices import on_main
 from headwise.errors import HeadwiseError
 from headwise.models.attention_headwise import HeadwiseAttention
-from headwise.models.build import plan_of
+from headwise.models.backbones_headwise import family_of, stock_attentions
+from headwise.models.build import inner, plan_of
 from headwise.models.modeling_headwise import HeadwisePreTrainedModel
 from headwise.plan import PLAN_FORMAT
 from headwise.profiling.format import RECORD, TENSORS, Profile, ProfileRecord
@@ -201,6 +202,9 @@ def write_profile(
 ) -> None:
     """Reduce the chunks to the profile's folder."""
     plan, attentions = plan_of(job.model), job.model.attentions()
+    stock = inner(job.model)
+    mlp = family_of(stock.config.model_type).mlp
+    downs = [layer.get_submodule(mlp.down) for layer, _ in stock_attentions(stock)]
     chunks, losses = _chunks(job, run)
     # Columns without positions are cut along mixtures of them, which a norm has no weights for.
     qk_whole = any(
@@ -214,6 +218,7 @@ def write_profile(
             i,
             layer,
             _output_matrices(attention),
+            _squared_columns(downs[i], transposed=mlp.transposed),
             length=job.settings.length,
             centred=centred,
             qk_whole=qk_whole,
@@ -258,6 +263,13 @@ def _output_matrices(attention: HeadwiseAttention) -> np.ndarray:
         weight = attention.o_proj.weight.detach().to("cpu", torch.float64).numpy().T
     apart = weight.reshape(heads.n_heads, heads.queries, heads.vo_dim, -1)
     return np.ascontiguousarray(apart.swapaxes(1, 2).reshape(heads.n_heads, heads.vo_dim, -1))
+
+
+def _squared_columns(down: Any, *, transposed: bool) -> np.ndarray:
+    """What a neuron of size 1 adds to the squared output, for every neuron."""
+    with align_module_device(down):
+        weight = down.weight.detach().to("cpu", torch.float64)
+        return np.asarray((weight.T if transposed else weight).square().sum(0))
 
 
 def _single(x: np.ndarray) -> np.ndarray:

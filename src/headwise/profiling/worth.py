@@ -9,7 +9,15 @@ from jaxtyping import Float
 
 from headwise.errors import PlanError
 from headwise.plan import Plan
-from headwise.planning.fit import FitProblem, HeadWorth, Kept, Worths, kept_by_worth, kept_planes
+from headwise.planning.fit import (
+    FitProblem,
+    HeadWorth,
+    Kept,
+    Worths,
+    kept_by_worth,
+    kept_planes,
+    most_valuable,
+)
 from headwise.planning.rules import WidthRules
 from headwise.profiling.format import Profile
 
@@ -23,6 +31,7 @@ class LayerSummary:
 
     query_key: float | None
     value_output: float | None
+    mlp: float | None
     entropy: float
     jacobian_norm: float
     score_spread: float
@@ -39,6 +48,7 @@ def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
         LayerSummary(
             half(i, "plane", "free"),
             half(i, "vo"),
+            half(i, "ffn"),
             *(
                 float(profile.get(i, name)[-1].mean())
                 for name in ("entropy", "jacobian_norm", "score_spread")
@@ -61,6 +71,7 @@ def fit_problem(profile: Profile, policy: str, rules: WidthRules) -> FitProblem:
             for i, layer in enumerate(worth)
         )
     record = profile.record
+    measured = all(profile.has(i, "ffn_sensitivity") for i in range(len(profile.plan.layers)))
     return FitProblem(
         profile.plan,
         worths(profile, "sensitivity"),
@@ -69,7 +80,30 @@ def fit_problem(profile: Profile, policy: str, rules: WidthRules) -> FitProblem:
         worth,
         record.unit,
         fixed_groups=record.qk_whole if record.fixed_groups is None else record.fixed_groups,
+        neurons=neuron_worths(profile, "sensitivity") if measured else None,
+        neuron_worth=neuron_worths(profile, "energy") if measured and worth is not None else None,
     )
+
+
+def neuron_worths(profile: Profile, measure: str) -> tuple[Float[np.ndarray, " neurons"], ...]:
+    """The sensitivity or the energy of every neuron, layer by layer."""
+    return tuple(profile.get(i, f"ffn_{measure}") for i in range(len(profile.plan.layers)))
+
+
+def kept_neurons(profile: Profile, plan: Plan, layer: int) -> list[int]:
+    """Which neurons `plan` keeps of a layer of `profile`: the most sensitive ones."""
+    width, dense = plan.ffn_dims[layer], profile.plan.ffn_dims[layer]
+    if width == dense:
+        return list(range(dense))
+    if width > dense or not profile.has(layer, "ffn_sensitivity"):
+        reason = f"no cut of the profiled {dense}"
+        if width <= dense:
+            reason = "narrower than the profiled one, whose neurons were not measured"
+        raise PlanError(
+            f"layer {layer} of the plan has an MLP of {width} neurons, {reason}; make the profile "
+            "again, and fit the plan to it."
+        )
+    return most_valuable(profile.get(layer, "ffn_sensitivity"), width)
 
 
 def worths(profile: Profile, measure: str) -> Worths:

@@ -81,17 +81,23 @@ def model_card(folder: Path, source: Path | None, name: str) -> str:
         name=name,
         task=kind.task,
     )
-    parts = [_title(name, record, base), _done(record, plan)]
+    parts = [_title(name, record, base, plan), _done(record, plan)]
     if verification is not None:
         parts.append(_figures(verification))
     parts += [_plan_table(plan), _loading(kind), _engines(plan), _limits(verification, kind)]
     return head + "\n" + "\n\n".join(parts) + "\n"
 
 
-def _title(name: str, record: CutRecord, base: str | None) -> str:
+def _title(name: str, record: CutRecord, base: str | None, plan: Plan) -> str:
     source = (
         f"[{base}](https://huggingface.co/{base})" if base else code(shown_source(record.model))
     )
+    if plan.changes_ffn:
+        return (
+            f"# {plain(name)}\n\n{source} with narrower attention heads and MLPs, made by "
+            "headwise. Each head keeps the directions and each MLP the neurons that the loss needs "
+            "most; everything else is the source's, bit for bit."
+        )
     return (
         f"# {plain(name)}\n\n{source} with narrower attention heads, made by headwise. Each head "
         "keeps the directions that the loss needs most; everything that is not attention is the "
@@ -103,15 +109,21 @@ def _done(record: CutRecord, plan: Plan) -> str:
     from headwise.planning.cost import cost, dense_cost
 
     spent, dense = cost(plan).attn_params, dense_cost(plan.shape).attn_params
+    neurons, all_neurons = sum(plan.ffn_dims), plan.shape.n_layers * plan.shape.ffn_dim
+    of_mlps = (
+        f"- MLP neurons: {neurons:,} of {all_neurons:,} ({neurons / max(1, all_neurons):.1%})."
+    )
     used, recovery = record.calibration, record.recovery
     lines = [
         f"- Attention parameters: {spent:,} of {dense:,} ({spent / dense:.1%}).",
+        *([of_mlps] if plan.changes_ffn else []),
         f"- Calibrated on {used.amount} of {code(shown_source(used.source))} (SHA-256 of the "
         f"{used.kind} {code(used.sha256)}).",
     ]
+    both = ", with the narrower MLPs," if plan.changes_ffn else ""
     if recovery is not None:
         lines.append(
-            f"- Then the attention was trained on {recovery.tokens:,} tokens against the "
+            f"- Then the attention{both} was trained on {recovery.tokens:,} tokens against the "
             f"source's predictions (SHA-256 of the text {code(recovery.text_sha256)})."
         )
     else:
@@ -181,7 +193,11 @@ def _plan_table(plan: Plan) -> str:
     """Widths of every head group, runs of equal layers in one row."""
     rows, start = [], 0
     pairs = [
-        (_widths([h.qk_dim for h in x.heads]), _widths([h.vo_dim for h in x.heads]))
+        (
+            _widths([h.qk_dim for h in x.heads]),
+            _widths([h.vo_dim for h in x.heads]),
+            *([f"{x.ffn_dim}"] if plan.changes_ffn else []),
+        )
         for x in plan.layers
     ]
     for widths, run in itertools.groupby(pairs):
@@ -193,7 +209,8 @@ def _plan_table(plan: Plan) -> str:
     gone = plan.shape.n_layers * plan.shape.n_kv_heads - sum(len(x.heads) for x in plan.layers)
     without = f" {gone} of them were dropped whole." if gone > 0 else ""
     note = f"One width per key-value head{grouped}.{without}"
-    columns = ("layers", "query-key widths", "value-output widths")
+    mlp = ["MLP width"] if plan.changes_ffn else []
+    columns = ("layers", "query-key widths", "value-output widths", *mlp)
     return f"## The plan\n\n{note}\n\n{_table(columns, rows)}"
 
 

@@ -65,7 +65,10 @@ def bound_chart(curve: BoundCurve, width: int) -> Chart:
 
 
 def plan_chart(plan: Plan) -> Chart:
-    """Every head group's two widths as a layers × heads map, value-output beside query-key."""
+    """Every head group's two widths as a layers × heads map, value-output beside query-key.
+
+    Where MLPs are not as wide as the uniform model's, their widths stand beside them as bars.
+    """
     rows: list[dict[str, Any]] = [
         {"layer": i, "head group": j, "side": side, "width": width, "queries": head.queries}
         for i, layer in enumerate(plan.layers)
@@ -90,9 +93,18 @@ def plan_chart(plan: Plan) -> Chart:
     few = groups <= MOST_LABELLED_GROUPS
     layers = alt.layer(cells, numbers) if few else alt.layer(cells)
     panel = layers.properties(width=22 * groups if few else 300, height=14 * shape.n_layers)
-    return panel.facet(column=alt.Column("side:N", title=None)).properties(
-        title=f"Head widths: {shape.n_layers} layers, d_model {shape.d_model}{policy}"
+    heads = panel.facet(column=alt.Column("side:N", title=None))
+    sizes = f"{shape.n_layers} layers, d_model {shape.d_model}{policy}"
+    if not plan.changes_ffn:
+        return heads.properties(title=f"Head widths: {sizes}")
+    neurons = [{"layer": i, "neurons": n} for i, n in enumerate(plan.ffn_dims)]
+    bars = (
+        alt.Chart(alt.InlineData(values=neurons))
+        .mark_bar()
+        .encode(x=alt.X("neurons:Q", title="MLP width"), y=alt.Y("layer:O"))
+        .properties(width=160, height=14 * shape.n_layers)
     )
+    return alt.hconcat(heads, bars).properties(title=f"Head and MLP widths: {sizes}")
 
 
 def pareto_chart(record: ComparisonRecord, only: int | None = None) -> Chart:

@@ -47,7 +47,8 @@ def cut_page(cut: CutModel) -> Page:
     predicted = _predicted(cut)
     used = cut.record.calibration
     lead = (
-        f"{shown_source(cut.record.model)} with narrower attention heads, calibrated on "
+        f"{shown_source(cut.record.model)} with narrower attention heads"
+        f"{' and MLPs' if cut.plan.changes_ffn else ''}, calibrated on "
         f"{used.amount} of {shown_source(used.source)}."
     )
     sections = [

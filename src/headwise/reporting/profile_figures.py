@@ -42,7 +42,7 @@ def profile_section(profile: Profile, plan: Plan | None) -> Section:
 
 
 def width_figures(plan: Plan) -> list[Figure]:
-    """The kept widths of each side as a layers × heads map."""
+    """The kept widths of each side as a layers × heads map, and the MLPs' where they differ."""
     found = []
     full = max(plan.shape.qk_dim, plan.shape.vo_dim)
     groups = max((1 + max(layer.sources, default=0) for layer in plan.layers), default=1)
@@ -63,7 +63,31 @@ def width_figures(plan: Plan) -> list[Figure]:
                 rows=[(f"layer {i}", *row) for i, row in enumerate(widths)],
             )
         )
+    if plan.changes_ffn:
+        found.append(_ffn_figure(plan))
     return found
+
+
+def _ffn_figure(plan: Plan) -> Figure:
+    neurons, dense = plan.ffn_dims, plan.shape.ffn_dim
+    rows = [{"layer": i, "neurons": n} for i, n in enumerate(neurons)]
+    chart = (
+        rows_chart(rows)
+        .mark_bar(color=FIRST)
+        .encode(
+            x=alt.X("layer:O", axis=alt.Axis(labelAngle=0, values=places(len(neurons), 11))),
+            y=alt.Y("neurons:Q", scale=alt.Scale(domain=[0, max(dense, *neurons)])),
+        )
+        .properties(width=WIDTH, height=120)
+    )
+    return Figure(
+        title="MLP widths",
+        caption=f"From {min(neurons)} to {max(neurons)} neurons, {np.mean(neurons):.0f} on "
+        f"average, over {len(neurons)} layers; the uniform model has {dense} in each.",
+        chart=chart,
+        columns=("layer", "neurons"),
+        rows=[(f"layer {i}", n) for i, n in enumerate(neurons)],
+    )
 
 
 def _gone(plan: Plan) -> str:

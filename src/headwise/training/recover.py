@@ -1,6 +1,7 @@
 """Training after a cut: the cut model learns from the model it was cut from.
 
-Only the attention projections are trained, unless more is asked for (`trained`). The loss is the
+Only what was cut is trained, the attention projections and the MLPs that are narrower, unless more
+is asked for (`trained`). The loss is the
 divergence from the dense model's predictions, plus a little of the next token's own loss. The loop
 is the one that trains from scratch: a killed recovery is resumed to the same losses, and torchrun
 shares the batches.

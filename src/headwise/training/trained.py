@@ -1,6 +1,6 @@
 """Which parameters a recovery trains, and how they become a plain model again.
 
-    attention   the four projections of every attention
+    attention   the four projections of every attention, and the MLPs that were cut
     norms       those, and the scales and biases of all norms
     all         everything
     lora        low-rank additions to every linear layer but the output head (PEFT), merged at the
@@ -50,9 +50,17 @@ def merge_trained(model: Any) -> None:
 
 def _projections(model: Any) -> list[nn.Module]:
     from headwise.models.attention_headwise import PROJECTIONS
+    from headwise.models.backbones_headwise import family_of, stock_attentions
+    from headwise.models.build import inner, plan_of
 
     found = (getattr(a, name, None) for a in model.attentions() for name in PROJECTIONS.values())
-    return [projection for projection in found if projection is not None]
+    own = [projection for projection in found if projection is not None]
+    plan, stock = plan_of(model), inner(model)
+    paths = family_of(stock.config.model_type).mlp.paths
+    for (layer, _), width in zip(stock_attentions(stock), plan.ffn_dims, strict=True):
+        if width != plan.shape.ffn_dim:
+            own += [layer.get_submodule(path) for path in paths]
+    return own
 
 
 def _add_lora(model: Any, seed: int) -> None:

@@ -110,7 +110,11 @@ class TaskNetwork(nn.Module):
             )
             self.blocks = nn.ModuleList(
                 _Block(
-                    self._attention(layer, d_model, i), plan.shape, mlp=mlp, skip=skip, norm=norm
+                    self._attention(layer, d_model, i),
+                    d_model,
+                    (plan.ffn_dims[i] or 4 * d_model) if mlp else 0,
+                    skip=skip,
+                    norm=norm,
                 )
                 for i, layer in enumerate(layers)
             )
@@ -168,15 +172,14 @@ class _Block(nn.Module):
     """Attention and, if wanted, an MLP, each with its norm before and its skip around it."""
 
     def __init__(
-        self, attention: HeadwiseAttention, shape: ModelShape, *, mlp: bool, skip: bool, norm: bool
+        self, attention: HeadwiseAttention, width: int, hidden: int, *, skip: bool, norm: bool
     ) -> None:
         super().__init__()
-        width, hidden = shape.d_model, shape.ffn_dim or 4 * shape.d_model
         self.attention = attention
         self.attention_norm = nn.LayerNorm(width) if norm else nn.Identity()
         self.skip = skip
         self.mlp: nn.Module | None = None
-        if mlp:
+        if hidden:
             self.mlp = nn.Sequential(
                 nn.LayerNorm(width) if norm else nn.Identity(),
                 nn.Linear(width, hidden),

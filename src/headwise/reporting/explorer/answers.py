@@ -103,7 +103,8 @@ class Answers:
         # Ways that tie widths do not ask how wide heads may be.
         self.granularities = (_DEFAULT.granularity,) if ways else GRANULARITIES
         self.dense: Cost = dense_cost(profile.plan.shape, context, batch)  # of percentages
-        self._problem = fit_problem(profile, "sensitivity", _DEFAULT)
+        # The page shows and narrows heads; MLPs stay whole.
+        self._problem = replace(fit_problem(profile, "sensitivity", _DEFAULT), neurons=None)
         self._sensitivity = self._problem.sensitivity
         # All ways that name planes name them in one order.
         named = next((way for way in ways if way in (BY_LAYER, WIDTHS, WIDTH)), None)

@@ -118,6 +118,8 @@ function fitCommand(choice) {
   for (const name of limits.length ? limits : ["attn_params"]) {
     words.push(`--${name.replace("_", "-")}`, `${choice[name] ?? 100}%`);
   }
+  // The page leaves MLPs whole.
+  if (limits.includes("flops") || limits.includes("traffic")) words.push("--no-cut-ffn");
   if (choice.granularity !== facts.granularities[0]) words.push("--granularity", choice.granularity);
   if (choice.multiple_of !== 8) words.push("--multiple-of", String(choice.multiple_of));
   for (const target of facts.targets) words.push("--for", target);
