@@ -87,16 +87,27 @@ def test_bad_input_is_one_sentence_and_code_2(headwise, words, message):
 
 def test_an_existing_plan_is_kept(headwise, tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text("precious")
-    refused = headwise(*NEW, "-o", path)
+    assert headwise(*NEW, "-o", path).code == 0
+    precious = path.read_text()
+    refused = headwise(*NEW, "--attn-params", "50%", "-o", path)
     assert refused.code == 2
     assert "exists already" in refused.err
-    assert path.read_text() == "precious"
+    assert path.read_text() == precious
     failed = headwise(*NEW, "--attn-params", "1%", "-o", path, "--force")
     assert failed.code == 2
-    assert path.read_text() == "precious"
-    assert headwise(*NEW, "-o", path, "--force").code == 0
+    assert path.read_text() == precious
+    assert headwise(*NEW, "--attn-params", "50%", "-o", path, "--force").code == 0
+    assert path.read_text() != precious
     assert Plan.from_json(path.read_text())
+
+
+def test_a_file_that_is_no_plan_is_kept_even_with_force(headwise, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("precious")
+    refused = headwise(*NEW, "-o", path, "--force")
+    assert refused.code == 2
+    assert "no file of a kind that headwise writes" in refused.err
+    assert path.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
