@@ -237,7 +237,6 @@ def resume_in_place(
     sweep(output)
     sweep(replaced_by(output))
     if output.is_symlink() or (output.exists() and not output.is_dir()):
-        check_output(output, force=True)
         check_output(output, force=True, kind="folder")
     earlier = replaced_by(output)
     if not output.exists():

@@ -86,7 +86,7 @@ def test_the_run_folder_tells_everything(whole, plan_file):
     record = json.loads((whole / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["inputs"]["settings"]["seed"] == 5
-    assert record["inputs"]["text"]["source"] == "builtin:python"
+    assert record["inputs"]["text"]["sources"] == ["builtin:python"]
     assert len(record["inputs"]["text"]["sha256"]) == 64
     assert record["versions"]["torch"] == torch.__version__
     assert "--max-chars 40000" in record["command"]
@@ -274,7 +274,7 @@ def test_resuming_with_other_settings_lists_them(whole, plan_file, tmp_path):
     assert "keep" not in message
     message = _message("-o", whole, "--resume", "--text", "other.txt", "--tokens", "640")
     assert "settings.steps (40 → 10)" in message
-    assert "text.source (builtin:python → other.txt)" in message
+    assert "text.sources (['builtin:python'] → ['other.txt'])" in message
     other = tmp_path / "other.json"
     plan = Plan.from_json(plan_file.read_text())
     other.write_text(Plan.uniform(plan.shape).to_json())

@@ -39,7 +39,9 @@ def widths(plan, side):
 
 def test_equal_proxies_give_the_uniform_plan_and_no_gain():
     plan, evidence = plan_from_proxies([curves(EQUAL)] * 2, TARGET, HALF, RULES)
-    assert plan.layers == new_plan(TARGET, HALF, "uniform", RULES).layers
+    uniform = new_plan(TARGET, HALF, "uniform", RULES)
+    assert [layer.heads for layer in plan.layers] == [layer.heads for layer in uniform.layers]
+    assert plan.ffn_dims == uniform.ffn_dims
     assert evidence.gain == 0
     assert not evidence.is_certain
     assert evidence.wider == evidence.narrower == ()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headwise.source import Source
 
-# What older files store beside the parameters: masks and rotary frequencies.
-_NOT_PARAMETERS = ("inv_freq", "masked_bias", "position_ids")
+# What files store beside the parameters: masks and rotary frequencies (older ones), and the fitted
+# constants of norms over kept planes.
+_NOT_PARAMETERS = ("inv_freq", "masked_bias", "position_ids", "_norm.share", "_norm.rest")
 
 
 @dataclass(frozen=True, slots=True)

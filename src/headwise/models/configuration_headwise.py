@@ -97,10 +97,10 @@ def _head(data: dict[str, Any], place: int) -> Head:
             "build the config with headwise.models.build, which resolves them."
         )
     return Head(
-        qk_dim=data["qk_dim"],
-        vo_dim=data["vo_dim"],
-        queries=data.get("queries", 1),
-        score_scale=data["score_scale"],
+        qk_dim=int(data["qk_dim"]),
+        vo_dim=int(data["vo_dim"]),
+        queries=int(data.get("queries", 1)),
+        score_scale=float(data["score_scale"]),
         rotary_planes=tuple(data["rotary_planes"]),
         source=place if data.get("source") is None else data["source"],
     )

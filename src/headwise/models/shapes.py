@@ -83,7 +83,7 @@ def saved_task(config: Any) -> str:
     saved = (config.architectures or [""])[0]
     for task, ours in TASKS.items():
         mapping = ours._task._model_mapping
-        if type(stock) in mapping and saved in {mapping[type(stock)].__name__, ours.__name__}:
+        if type(stock) in mapping and saved in (mapping[type(stock)].__name__, ours.__name__):
             return task
     return "bare"
 

@@ -432,7 +432,7 @@ def _is_array(path: Path) -> bool:
     """Whether a file is as long as its own header says; an absurdly long one is not read."""
     try:
         stream = np.load(path, mmap_mode="r") if path.is_file() else None
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, EOFError, ValueError, SyntaxError):
         return False
     return stream is not None and path.stat().st_size == stream.nbytes + stream.offset
 

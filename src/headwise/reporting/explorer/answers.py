@@ -121,7 +121,11 @@ class Answers:
     def rules(self, choice: Choice) -> WidthRules:
         """The rules of a choice, as `headwise plan fit` takes them."""
         return WidthRules(
-            choice.granularity, choice.multiple_of, context=self.context, batch=self.batch
+            choice.granularity,
+            choice.multiple_of,
+            context=self.context,
+            batch=self.batch,
+            cut_ffn=False,
         )
 
     def _answer(self, choice: Choice) -> dict[str, Any]:
