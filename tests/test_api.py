@@ -41,7 +41,8 @@ def place(tmp_path, monkeypatch):
 
 def test_a_model_is_cut_through_the_public_api(place):
     options = {"text": "notes.txt", "tokens": 480, "length": 16}
-    result = hw.compress("model", attn_params="75%", out="small", verify_tokens=64, **options)
+    amounts = {"recover": 64, "verify_tokens": 64}
+    result = hw.compress("model", attn_params="75%", out="small", **amounts, **options)
     assert result.cost.attn_params <= 0.75 * result.dense_cost.attn_params
     assert result.verification.texts[0].ratio > 0
     profile = hw.profile("model", **options)
@@ -62,7 +63,7 @@ def test_a_live_model_is_cut_and_left_as_it_was(place):
     tokenizer = AutoTokenizer.from_pretrained("model")
     before = {n: p.clone() for n, p in model.named_parameters()}
     options = {"text": "notes.txt", "tokens": 480, "length": 16, "attn_params": "75%"}
-    options |= {"verify_tokens": 64}
+    options |= {"verify_tokens": 64, "recover": 64}
     live = hw.compress(model, tokenizer=tokenizer, out="live", **options)
     files = hw.compress("model", out="files", **options)
     assert live.verification.texts[0].ratio == pytest.approx(files.verification.texts[0].ratio)
@@ -106,6 +107,7 @@ def test_a_compared_live_model_is_never_written_to(place):
 
 def test_a_recipe_gives_the_same_files_again(place):
     options = {"text": "notes.txt", "tokens": 480, "length": 16, "attn_params": "75%"}
+    options |= {"recover": 64}
     hw.compress("model", out="first", verify=False, **options)
     hw.run("first/recipe.yaml", out="second")
     first, second = ({p.name: p for p in (place / n).iterdir()} for n in ("first", "second"))

@@ -6,6 +6,7 @@ room are looked for separately.
 """
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,7 @@ def imports(source: str, module: str, is_package: bool) -> set[str]:
     return found
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     files = {module_name(p): p for p in SOURCE.rglob("*.py")}
     return {

