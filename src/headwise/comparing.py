@@ -90,6 +90,7 @@ def compare(
                 complete(folder)
                 return record
         source = opened_for(model, tokenizer, recipe)
+        source.refuse_cut()
         made = profile_at(
             Path(recipe.profile or cells.profile), source, calibration, recipe, progress
         )

@@ -244,6 +244,7 @@ class _Compression:
         data = self._data()
         others = [read_source(text) for text in recipe.held_out]
         source = opened_for(model, tokenizer, recipe)
+        source.refuse_cut()
         if recipe.self_text:
             folder = self.out.with_name(f"{self.out.name}.self-text")
             text = self_text(source, recipe.self_text, folder, progress=self.progress)

@@ -210,6 +210,14 @@ class Source:
                 f"(a {self.stock_config.model_type} model); give a causal model."
             )
 
+    def refuse_cut(self) -> None:
+        """Raise for a model that headwise has cut or built: its heads are not those of a family."""
+        if self.is_headwise:
+            raise HeadwiseError(
+                f"{self.name} is a headwise model already, and only a model that has not been cut "
+                "can be; give the model it was made from."
+            )
+
     @cached_property
     def plan(self) -> Plan:
         """The model's own plan, or the uniform one of a stock model."""

@@ -1,3 +1,6 @@
+import ctypes
+import gc
+
 import numpy as np
 import pytest
 
@@ -60,3 +63,29 @@ def test_bad_tokenizers_are_one_sentence(tmp_path):
             load_tokenizer(str(path))
     with pytest.raises(HeadwiseError, match="at least 257"):
         trained_tokenizer(DOCUMENTS, 256)
+
+
+def allocated():
+    """Bytes that this process has taken from the C library and not given back."""
+    gc.collect()
+    words = ("arena", "free", "fast", "maps", "mapped", "most", "fast_bytes", "used")
+    fields = [(name, ctypes.c_size_t) for name in (*words, "unused", "top")]
+    info = type("Info", (ctypes.Structure,), {"_fields_": fields})
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        pytest.skip("the C library does not say")
+    ask.restype = info
+    return ask().used
+
+
+def test_a_loaded_tokenizer_leaves_nothing_behind(tokenizer, tmp_path):
+    """Its words would stay in memory for ever: 300 bytes each, of every tokenizer opened."""
+    tokenizer.save_pretrained(tmp_path)
+    words = " ".join(f"{i:b}x{i:o}" for i in range(3_000))
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        load_tokenizer(str(path))(words)
+        before = allocated()
+        for _ in range(5):
+            load_tokenizer(str(path))(words)
+        assert allocated() - before < 2**20

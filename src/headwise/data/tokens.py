@@ -101,10 +101,12 @@ def load_tokenizer(
             )
             if tokenizer.eos_token is None and END_OF_TEXT in tokenizer.get_vocab():
                 tokenizer.eos_token = END_OF_TEXT
+            _forget_words(tokenizer)
             return tokenizer
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, config=config, trust_remote_code=trust_remote_code
         )
+        _forget_words(found)
         found("A first text.", verbose=False)  # settings of a wrong kind show when it is used
     # transformers and tokenizers raise many kinds here, plain Exception among them.
     except Exception as error:
@@ -114,6 +116,18 @@ def load_tokenizer(
             "Hugging Face folder or a tokenizer.json."
         ) from error
     return found
+
+
+def _forget_words(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Turn off a tokenizer's memory of words it has split.
+
+    tokenizers keeps it per thread and does not free it with the tokenizer (0.23.3), so a process
+    that opens many models would grow by megabytes with each. Other versions lack the switch.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    resize = getattr(model, "_resize_cache", None)
+    if resize is not None:
+        resize(0)
 
 
 def refuse_absent_path(name: str, what: str) -> None:
