@@ -642,7 +642,26 @@ class ReportOptions(CommandOptions):
     samples: bool = option(True, "Show a few samples that a trained model generates.")
 
 
-class ExploreOptions(CommandOptions):
+class CountedAt(CommandOptions):
+    """Where FLOPs and traffic are counted."""
+
+    context: int | None = option(
+        None, "Context length for counting FLOPs and traffic [the model's].", ge=1
+    )
+    batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
+
+
+class PlanOptions(CommandOptions):
+    """A plan to show."""
+
+    plan: Name = option(..., "A plan file (JSON).")
+
+
+class CostOptions(CountedAt, PlanOptions):
+    """A plan to count."""
+
+
+class ExploreOptions(CountedAt):
     """Budgets on a profile, tried with sliders."""
 
     profile: Name = option(..., "A profile folder.")
@@ -650,10 +669,6 @@ class ExploreOptions(CommandOptions):
     open: bool = option(False, "Open the page in the browser.")
     save: Name | None = option(None, "Write the page as one file instead of serving it.")
     step: float = option(5.0, "With --save: percent between budgets.", ge=1, le=50)
-    context: int | None = option(
-        None, "Context length for counting FLOPs and traffic [the model's].", ge=1
-    )
-    batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
     for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option((), FOR)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headwise.cli.console import command_line, draw, say, show, table
-from headwise.cli.options import Common, ForceFlag, JsonFlag, PlotFile, options_command
+from headwise.cli.options import Common, PlotFile, options_command
 from headwise.errors import BudgetError
 from headwise.plan import RESOURCE_NAMES, RESOURCES, LayerPlan, Plan
 from headwise.planning.cost import cost as plan_cost
@@ -26,7 +25,7 @@ from headwise.plans import (
     sweep_recipe,
     write_plan,
 )
-from headwise.recipe import DesignRecipe, FitRecipe, NewPlanRecipe
+from headwise.recipe import CostOptions, DesignRecipe, FitRecipe, NewPlanRecipe, PlanOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +38,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-PlanFile = Annotated[Path, typer.Argument(help="A plan file (JSON).", show_default=False)]
 Pareto = Annotated[
     str | None,
     typer.Option("--pareto", help="Print a table over budgets of --resource: 90%,75%,50%."),
@@ -94,37 +92,27 @@ def _show(plan: Plan, common: Common, counted: dict[str, Any], **more: Any) -> N
 
 
 @app.command(name="show")
-def show_plan(
-    plan_file: PlanFile, plot: PlotFile = None, force: ForceFlag = False, json: JsonFlag = False
-) -> None:
+@options_command(PlanOptions, argument="plan", force=True, plot=PlotFile)
+def show_plan(asked: PlanOptions, common: Common) -> None:
     """Show the layers as a table with bars, and the costs.
 
     Example: headwise plan show plan.json --plot plan.svg
     """
-    plan = read_plan(plan_file)
+    plan, plot = read_plan(asked.plan), common.extra["plot"]
     if plot:
-        draw(plot, lambda charts: charts.plan_chart(plan), force=force, inputs=[plan_file])
-    show(_document(plan, costs(plan)), as_json=json, render=picture(plan))
+        draw(plot, lambda charts: charts.plan_chart(plan), force=common.force, inputs=[asked.plan])
+    show(_document(plan, costs(plan)), as_json=common.as_json, render=picture(plan))
 
 
 @app.command()
-def cost(
-    plan_file: PlanFile,
-    context: Annotated[
-        int | None, typer.Option(help="Context length for counting FLOPs and traffic [the plan's].")
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Sequences decoded together, for counting traffic.")
-    ] = 1,
-    json: JsonFlag = False,
-) -> None:
+@options_command(CostOptions, argument="plan")
+def cost(asked: CostOptions, common: Common) -> None:
     """Count what a plan costs, beside its uniform dense model.
 
     Example: headwise plan cost plan.json --context 4096 --batch 16
     """
-    plan = read_plan(plan_file)
-    document = costs(plan, context, batch)
-    show(document, as_json=json, render=_cost_table(document))
+    document = costs(read_plan(asked.plan), asked.context, asked.batch)
+    show(document, as_json=common.as_json, render=_cost_table(document))
 
 
 def costs(plan: Plan, context: int | None = None, batch: int = 1) -> dict[str, Any]:
