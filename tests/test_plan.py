@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from headwise.errors import BudgetError, PlanError
 from headwise.plan import Budget, Cost, HeadSpec, LayerPlan, Limit, ModelShape, Origin, Plan
+from tests import damage
 
 SHAPE = ModelShape(n_layers=5, d_model=21, context=11, n_heads=6, n_kv_heads=3, qk_dim=7, vo_dim=7)
 UNIFORM = Plan.uniform(SHAPE)
@@ -88,12 +89,7 @@ def test_all_kinds_of_attention_can_be_said():
 
 
 def changed(path, value):
-    data = json.loads(UNIFORM.to_json())
-    place = data
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    return json.dumps(data)
+    return json.dumps(damage.changed(json.loads(UNIFORM.to_json()), path, value))
 
 
 HEAD = ("layers", 0, "heads", 0)

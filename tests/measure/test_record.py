@@ -16,6 +16,7 @@ from headwise.measure.record import (
 from headwise.models.record import read_cut_record
 from headwise.plan import Limit
 from headwise.records import write_record
+from tests.damage import changed, paths
 
 FACTS = {"sha256": "2" * 64, "role": "calibration domain", "is_calibration_text": False}
 DRIFT = {"first": 1, "last": 1, "tokens": 7, "kl": 0.05}
@@ -55,32 +56,6 @@ CUT = {
     "profile_sha256": "p",
     "recovery": {"text_sha256": "4" * 64, "tokens": 5},
 }
-
-
-def changed(data, path, value):
-    """`data` with one value replaced (or removed: `...`)."""
-    copy = json.loads(json.dumps(data))
-    at = copy
-    for key in path[:-1]:
-        at = at[key]
-    if value is ...:
-        del at[path[-1]]
-    else:
-        at[path[-1]] = value
-    return copy
-
-
-def paths(data, before=()):
-    """The way to every value in JSON-ready data."""
-    for key, value in (
-        data.items()
-        if isinstance(data, dict)
-        else enumerate(data)
-        if isinstance(data, list)
-        else ()
-    ):
-        yield (*before, key)
-        yield from paths(value, (*before, key))
 
 
 def problem_of(read, folder):

@@ -7,6 +7,7 @@ import pytest
 from headwise.errors import HeadwiseError
 from headwise.reporting.pages import report_html
 from headwise.reporting.sources import read_report_source
+from tests.damage import changed, paths
 
 VALUES = (..., "x", -1, None, [], {"a": 1}, 1e308, True)
 FILES = {
@@ -34,28 +35,6 @@ def folder(made, tmp_path):
         return path
 
     return make
-
-
-def paths(data, before=()):
-    """The way to every value in JSON-ready data."""
-    items = data.items() if isinstance(data, dict) else ()
-    items = enumerate(data) if isinstance(data, list) else items
-    for key, value in items:
-        yield (*before, key)
-        yield from paths(value, (*before, key))
-
-
-def changed(data, path, value):
-    """A copy with one value replaced, or removed."""
-    copy = json.loads(json.dumps(data))
-    at = copy
-    for key in path[:-1]:
-        at = at[key]
-    if value is ...:
-        del at[path[-1]]
-    else:
-        at[path[-1]] = value
-    return copy
 
 
 def problem_of(path):
