@@ -1,16 +1,22 @@
-"""Dense against cut in other engines: tokens per second and cache memory, as one JSON document.
+"""Dense against cut in other engines: tokens per second and cache memory, row by row.
 
 SmolLM2-135M's shape with random weights (how long a product takes does not depend on what it
-multiplies), dense and cut to three quarters and to half of the cache, in
+multiplies) and a small vocabulary, dense and with three quarters and half of the cache, in
 
-    llama.cpp       GGUF files in 16 bits: values only at 75%, one width at 50%
-    ONNX Runtime    graphs in 32 bits of the same models
-    vLLM            in 32 bits, `--vllm PYTHON`: at 75% half of the layers one width, half the other
+    llama.cpp       GGUF files in 16 bits: fewer head groups by layer (deci), narrower values
+                    (mimo2), one width (llama)
+    ONNX Runtime    graphs in 32 bits: heads of 64 and of 32 in turn by layer, heads of 32
+    vLLM            the same in 32 bits, with `--vllm PYTHON` (`make test-vllm` makes one)
+
+    python benchmarks/bench_engines.py --vllm .venv-vllm/bin/python -o engines.jsonl
 
 At every context, reading a prompt of that length (prefill) and then writing tokens one by one
-(decode) are timed. The models take turns, after a warm-up; medians and the spread of the repeats
-are told, with the load average, since a busy machine tells nothing. For vLLM the time of many
-prompts at once is told too, where the cache's memory (`--cache-mib`) binds how many run together.
+(decode) are timed. The models of an engine take turns after one warm-up each, until `--repeats` or
+`--seconds` for all of them; a row has the median and the spread. In vLLM many prompts are also
+asked at once, where the cache's memory, just enough for one prompt of the longest context in the
+dense model, binds how many run together. Rows are appended to the file as they are measured, and
+the same command measures what is missing; `--table` prints the file as a table. A busy machine
+tells nothing: every row has its load average.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -24,60 +30,122 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from transformers import LlamaConfig, LlamaForCausalLM
-
 import headwise as hw
 from headwise.data.text import read_source
 from headwise.data.tokens import trained_tokenizer
-from headwise.exporting.llama_cpp import open_server
-from headwise.exporting.onnx_graph import Session
-from headwise.models.build import build_model, stock_plan
 from headwise.plan import HeadSpec, LayerPlan, Plan
 
 VOCABULARY = 4096
-WIDTHS = {"dense": (64, 64), "75%": (64, 32), "50%": (32, 32)}  # query-key and value width
+PROMPTS, PROMPT = 48, 256  # asked at once
+TOGETHER = f"{PROMPTS} prompts of {PROMPT}"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Query-key width, value width and head groups of each layer, in turn."""
+
+    layers: tuple[tuple[int, int, int], ...]
+
+    def plan(self, shape: Any, layers: int) -> Plan:
+        """A plan of so many layers."""
+        made = []
+        for i in range(layers):
+            qk, vo, groups = self.layers[i % len(self.layers)]
+            planes = tuple(range(0, 32, 64 // qk))
+            head = HeadSpec(qk_dim=qk, vo_dim=vo, queries=3, rotary_planes=planes)
+            made.append(LayerPlan(heads=(head,) * groups))
+        return Plan(shape=shape, layers=tuple(made))
+
+
+DENSE = Form(((64, 64, 3),))
+BY_LAYER = Form(((64, 64, 3), (32, 32, 3)))
+NARROW = Form(((32, 32, 3),))
+FORMS: dict[str, dict[str, Form]] = {
+    "llama.cpp": {
+        "dense": DENSE,
+        "75%, head groups": Form(((64, 64, 3), (64, 64, 2), (64, 64, 2), (64, 64, 2))),
+        "75%, values only": Form(((64, 32, 3),)),
+        "50%, head groups": Form(((64, 64, 2), (64, 64, 1))),
+        "50%, one width": NARROW,
+    },
+    "onnxruntime": {"dense": DENSE, "75%, by layer": BY_LAYER, "50%, one width": NARROW},
+    "vllm": {"dense": DENSE, "75%, by layer": BY_LAYER, "50%, one width": NARROW},
+}
+
+Run = Callable[[int, int], tuple[float, float]]  # prompt, tokens ─► seconds of both steps
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model in an engine."""
+
+    run: Run
+    cached: Callable[[int], int]  # bytes of the cache after so many tokens, as the engine has them
+    together: Callable[[], float] | None = None  # seconds of many prompts
 
 
 def main() -> None:
-    """Time what is asked for and print it."""
+    """Time what is asked for; rows come as they are measured."""
+    asked = arguments()
+    done = [json.loads(x) for x in asked.out.read_text().splitlines()] if asked.out.exists() else []
+    if asked.table:
+        print(table(done))
+        return
+    contexts = [int(x) for x in asked.contexts.split(",")]
+    names = asked.engines.split(",") if asked.engines else [e for e in FORMS if e != "vllm"]
+    names += ["vllm"] if asked.vllm and "vllm" not in names else []
+    for engine in names:
+        wanted: list[int | str] = [*contexts, *([TOGETHER] if engine == "vllm" else [])]
+        have = {x["context"] for x in done if (x["engine"], x["layers"]) == (engine, asked.layers)}
+        left = [x for x in wanted if x not in have]
+        if not left:
+            continue
+        with TemporaryDirectory() as place, ExitStack() as stack:
+            runners = {
+                name: ENGINES[engine](
+                    written(Path(place), i, form, asked.layers, max(PROMPT, *contexts)),
+                    asked,
+                    stack,
+                )
+                for i, (name, form) in enumerate(FORMS[engine].items())
+            }
+            for context in left:
+                common = {"engine": engine, "layers": asked.layers, "context": context}
+                rows = [common | row for row in measured(runners, context, asked)]
+                with asked.out.open("a") as stream:
+                    stream.writelines(json.dumps(row) + "\n" for row in rows)
+                for row in rows:
+                    print(json.dumps(row), flush=True)
+                done += rows
+    print(table(done))
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--layers", type=int, default=8, help="SmolLM2 has 30")
     parser.add_argument("--contexts", default="256,1024,4096")
     parser.add_argument("--tokens", type=int, default=32, help="tokens written after each prompt")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--engines", default="llama.cpp,onnxruntime")
-    parser.add_argument("--vllm", help="the Python that has vLLM, with --engines vllm")
-    parser.add_argument("--prompts", type=int, default=32, help="prompts at once, with vLLM")
-    parser.add_argument("--cache-mib", type=int, default=24, help="memory of vLLM's cache then")
-    asked = parser.parse_args()
-    contexts = [int(x) for x in asked.contexts.split(",")]
-    found: dict[str, Any] = {"load": os.getloadavg(), "layers": asked.layers, "engines": {}}
-    with TemporaryDirectory() as place:
-        models = {n: written(Path(place), n, asked.layers, max(contexts)) for n in WIDTHS}
-        found["cached_numbers_per_token"] = {n: cached(m) for n, m in models.items()}
-        for engine in asked.engines.split(","):
-            if engine == "vllm":
-                found["engines"][engine] = vllm(Path(place), contexts, asked)
-                continue
-            runners = {n: ENGINES[engine](m, max(contexts), asked) for n, m in models.items()}
-            found["engines"][engine] = {
-                str(context): timed(runners, context, asked) for context in contexts
-            }
-    print(json.dumps(found, indent=2))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=35, help="of an engine at a context")
+    parser.add_argument("--engines", default="", help="llama.cpp,onnxruntime,vllm")
+    parser.add_argument("--vllm", help="the Python that has vLLM")
+    parser.add_argument("--table", action="store_true", help="only print what was measured")
+    parser.add_argument("-o", "--out", type=Path, default=Path("engines.jsonl"))
+    return parser.parse_args()
 
 
-def cached(folder: Path) -> int:
-    """The numbers that a token leaves in the cache."""
-    layers = hw.open_source(folder).plan.layers
-    return sum(layer.key_width + layer.value_width for layer in layers)
+def written(place: Path, i: int, form: Form, layers: int, context: int) -> Path:
+    """A model of this form, saved with a tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    from headwise.models.build import build_model, stock_plan
 
-def written(place: Path, name: str, layers: int, context: int, widths: Sequence[int] = ()) -> Path:
-    """A model of these widths, saved with a tokenizer; `widths` go by layer, in turn."""
     config = LlamaConfig(
         hidden_size=576,
         intermediate_size=1536,
@@ -89,39 +157,35 @@ def written(place: Path, name: str, layers: int, context: int, widths: Sequence[
         max_position_embeddings=2 * context,
         tie_word_embeddings=True,
     )
-    folder = place / name.strip("%")
-    if name == "dense":
+    folder = place / f"model-{i}"
+    if form == DENSE:
         LlamaForCausalLM(config).save_pretrained(folder)
     else:
-        sides = [(w, w) for w in widths] or [WIDTHS[name]]
-        shape = stock_plan(config).shape
-        plan = Plan(
-            shape=shape, layers=tuple(_layer(*sides[i % len(sides)]) for i in range(layers))
-        )
+        plan = form.plan(stock_plan(config).shape, layers)
         build_model(plan, config=config, seed=0).save_pretrained(folder)
     text = "\n".join(read_source("builtin:python", max_chars=200_000).documents)
     trained_tokenizer([text], VOCABULARY).save_pretrained(folder)
     return folder
 
 
-def _layer(qk: int, vo: int) -> LayerPlan:
-    planes = tuple(range(0, 32, 64 // qk))
-    return LayerPlan(heads=(HeadSpec(qk_dim=qk, vo_dim=vo, queries=3, rotary_planes=planes),) * 3)
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    """Some tokens."""
+    return [7 + (start + i) % 1000 for i in range(length)]
 
 
-Runner = Callable[[int, int], tuple[float, float]]  # prompt, tokens ─► seconds of both steps
+def llama_cpp(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runner:
+    """The model in llama.cpp, which tells its own times, and the size of a saved cache."""
+    from headwise.exporting.llama_cpp import open_server, saved_bytes
 
-
-def llama_cpp(folder: Path, context: int, asked: argparse.Namespace) -> Runner:
-    """The model in llama.cpp, which tells its own times."""
     file = folder.with_suffix(".gguf")
     hw.export(folder, to="gguf", dtype="fp16", out=file, check=False)
-    server = open_server(file, context + asked.tokens + 8, precise=False)
+    longest = max(int(x) for x in asked.contexts.split(","))
+    server = open_server(file, longest + asked.tokens + 8, precise=False, states=folder)
 
     def run(prompt: int, tokens: int) -> tuple[float, float]:
         answer = server.handle_completions(
             {
-                "prompt": [7 + i % 1000 for i in range(prompt)],
+                "prompt": prompt_of(prompt),
                 "max_tokens": tokens,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -131,11 +195,17 @@ def llama_cpp(folder: Path, context: int, asked: argparse.Namespace) -> Runner:
         times = answer["timings"]
         return times["prompt_ms"] / 1e3, times["predicted_ms"] / 1e3
 
-    return run
+    def cached(context: int) -> int:
+        run(context, 1)
+        return saved_bytes(server)
+
+    return Runner(run, cached)
 
 
-def onnx_runtime(folder: Path, context: int, asked: argparse.Namespace) -> Runner:
+def onnx_runtime(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runner:
     """The model in ONNX Runtime."""
+    from headwise.exporting.onnx_graph import Session
+
     out = folder.with_name(f"{folder.name}-onnx")
     hw.export(folder, to="onnx", out=out, check=False)
     session = Session(out)
@@ -143,78 +213,142 @@ def onnx_runtime(folder: Path, context: int, asked: argparse.Namespace) -> Runne
     def run(prompt: int, tokens: int) -> tuple[float, float]:
         session.reset()
         start = time.perf_counter()
-        session.read([7 + i % 1000 for i in range(prompt)])
+        session.read(prompt_of(prompt))
         middle = time.perf_counter()
         for i in range(tokens):
             session.read([9 + i])
         return middle - start, time.perf_counter() - middle
 
-    return run
+    def cached(context: int) -> int:
+        run(context, 0)
+        return sum(x.nbytes for x in session.past)
+
+    return Runner(run, cached)
 
 
-def vllm(place: Path, contexts: list[int], asked: argparse.Namespace) -> dict[str, Any]:
-    """The models in vLLM, each in a process of its own: one prompt, and many at once."""
-    found: dict[str, Any] = {str(c): {} for c in contexts} | {"together": {}}
-    for name, widths in {"dense": (64,), "75%": (64, 32), "50%": (32,)}.items():
-        folder = written(place / "vllm", name, asked.layers, max(contexts), widths)
-        served = folder.with_name(f"{folder.name}-served")
-        hw.export(folder, to="vllm", out=served, check=False)
-        common = {"model": str(served), "trust": True, "repeats": asked.repeats}
-        alone = _in_vllm(asked.vllm, {**common, "contexts": contexts, "new": asked.tokens})
-        for context, pairs in alone["contexts"].items():
-            found[context][name] = {
-                "prefill": _rate([int(context) / a for a, _ in pairs[1:]]),
-                "decode": _rate([asked.tokens / b for _, b in pairs[1:]]),
-            }
-        length = contexts[0]
-        prompts = [[7 + (i + k) % 1000 for i in range(length)] for k in range(asked.prompts)]
-        many = {"prompts": prompts, "new": asked.tokens, "sequences": asked.prompts, "repeats": 1}
-        bound = {"cache_bytes": asked.cache_mib * 2**20}
-        together = _in_vllm(asked.vllm, {**common, **many, **bound})
-        written_tokens = asked.prompts * asked.tokens
-        found["together"][name] = {
-            "room": together["room"],
-            "tokens_per_second": _rate([written_tokens / s for s in together["seconds"]]),
-        }
-    return found
+def vllm(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runner:
+    """The model in vLLM, in a process that answers line by line."""
+    served = folder.with_name(f"{folder.name}-served")
+    hw.export(folder, to="vllm", out=served, check=False)
+    longest = max([PROMPT, *(int(x) for x in asked.contexts.split(","))]) + 2 * asked.tokens
+    pool = (longest + 64) * asked.layers * 2 * 3 * 64 * 4  # of the dense model, in 32 bits
+    question = {
+        "model": str(served),
+        "trust": True,
+        "serve": True,
+        "longest": longest,
+        "sequences": PROMPTS,
+        "cache_bytes": pool,
+    }
+    errors = stack.enter_context(folder.with_suffix(".log").open("w+"))
+    process = stack.enter_context(
+        subprocess.Popen(
+            [asked.vllm, str(Path(__file__).with_name("in_vllm.py")), json.dumps(question)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+        )
+    )
+    given, answers = process.stdin, process.stdout
+    assert given is not None
+    assert answers is not None
+    stack.callback(given.close)
+
+    def told() -> dict[str, Any]:
+        for line in answers:
+            if line.startswith("FOUND"):
+                return json.loads(line.removeprefix("FOUND"))
+        errors.seek(0)
+        raise SystemExit(errors.read()[-4000:])
+
+    def ask(prompts: list[list[int]], new: int) -> dict[str, Any]:
+        given.write(json.dumps({"prompts": prompts, "new": new}) + "\n")
+        given.flush()
+        return told()
+
+    room = told()["room"]
+
+    def run(prompt: int, tokens: int) -> tuple[float, float]:
+        found = ask([prompt_of(prompt)], 1 + tokens)
+        return found["first"], found["whole"] - found["first"]
+
+    def together() -> float:
+        return ask([prompt_of(PROMPT, k) for k in range(PROMPTS)], 2 * asked.tokens)["whole"]
+
+    return Runner(run, lambda context: round(pool * context / room), together)
 
 
-def _in_vllm(python: str, asked: dict[str, Any]) -> dict[str, Any]:
-    script = Path(__file__).with_name("in_vllm.py")
-    command = [python, str(script), json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND")]
-    if not lines:
-        raise SystemExit(done.stderr[-4000:])
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("FOUND"))
-    return found
-
-
-ENGINES: dict[str, Callable[[Path, int, argparse.Namespace], Runner]] = {
+ENGINES: dict[str, Callable[[Path, argparse.Namespace, ExitStack], Runner]] = {
     "llama.cpp": llama_cpp,
     "onnxruntime": onnx_runtime,
+    "vllm": vllm,
 }
 
 
-def timed(runners: dict[str, Runner], context: int, asked: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of every model, in turns after one warm-up."""
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
+def measured(
+    runners: dict[str, Runner], context: int | str, asked: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One row for every model: in turns, after one warm-up each."""
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
+    ends = time.monotonic() + asked.seconds
     for repeat in range(asked.repeats + 1):
-        for name, run in runners.items():
-            took = run(context, asked.tokens)
+        if repeat > 2 and time.monotonic() > ends:
+            break
+        for name, one in runners.items():
+            rates = _rates(one, context, asked)
             if repeat:
-                seconds[name].append(took)
-    return {
-        name: {
-            "prefill": _rate([context / a for a, _ in taken]),
-            "decode": _rate([asked.tokens / b for _, b in taken]),
-        }
-        for name, taken in seconds.items()
-    }
+                taken[name].append(rates)
+    rows = []
+    for name, one in runners.items():
+        row: dict[str, Any] = {"model": name, "repeats": len(taken[name])}
+        for what in taken[name][0]:
+            row[what] = _spread([x[what] for x in taken[name]])
+        row["cache_bytes"] = one.cached(PROMPT if context == TOGETHER else int(context))
+        rows.append({**row, "load": round(os.getloadavg()[0], 2)})
+    return rows
 
 
-def _rate(rates: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(rates), "low": min(rates), "high": max(rates)}
+def _rates(one: Runner, context: int | str, asked: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second of one go."""
+    if context == TOGETHER:
+        assert one.together is not None
+        return {"written": PROMPTS * 2 * asked.tokens / one.together()}
+    read, wrote = one.run(int(context), asked.tokens)
+    return {"prefill": int(context) / read, "decode": asked.tokens / wrote}
+
+
+def _spread(rates: Sequence[float]) -> dict[str, float]:
+    found = {"median": statistics.median(rates), "low": min(rates), "high": max(rates)}
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown table, each beside its dense model."""
+    dense = {(x["engine"], x["layers"], x["context"]): x for x in rows if x["model"] == "dense"}
+    lines = [
+        "| engine | context | model | prefill, tokens/s | decode, tokens/s | cache |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        base = dense[row["engine"], row["layers"], row["context"]]
+        cells = [_cell(row, base, what) for what in ("prefill", "decode")]
+        if "written" in row:
+            cells = ["", _cell(row, base, "written")]
+        share = row["cache_bytes"] / base["cache_bytes"]
+        cells.append(f"{row['cache_bytes'] / 2**20:.2f} MiB ({share:.0%})")
+        start = f"| {row['engine']} | {row['context']} | {row['model']} | "
+        lines.append(start + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any], base: dict[str, Any], what: str) -> str:
+    own = row[what]
+    ratio = own["median"] / base[what]["median"]
+    digits = 1 if own["median"] < 100 else 0
+    span = f"{own['low']:.{digits}f}–{own['high']:.{digits}f}"
+    return f"{own['median']:.{digits}f} ({span}), {ratio:.2f}×"
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python benchmarks/in_vllm.py '{"model": "served", "prompts": [[1, 2, 3]], "new": 12}'
 
 `prompts` are token ids, given at once, so that vLLM batches them as far as its cache of
-`cache_bytes` allows. `repeats` runs them again after a first time that is not told. `contexts` asks
-for the seconds of reading a prompt of each length and of `new` tokens after it, one by one.
+`cache_bytes` allows; the tokens it adds and their log-probabilities are told. With `"serve": true`
+it says how many tokens fit into the cache and then answers lines of standard input,
+`{"prompts": …, "new": …}`, with the seconds until the first token and until the last.
 """
 
 # mypy: ignore-errors
@@ -16,12 +17,10 @@ import time
 
 def main() -> None:
     """Load, continue, tell."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     asked = json.loads(sys.argv[1])
-    prompts, new = asked.get("prompts", []), asked["new"]
-    contexts, repeats = asked.get("contexts", []), asked.get("repeats", 0)
-    longest = max([*map(len, prompts), *contexts]) + new
+    longest = asked.get("longest") or max(map(len, asked["prompts"])) + asked["new"]
     llm = LLM(
         asked["model"],
         dtype=asked.get("dtype", "float32"),
@@ -32,34 +31,49 @@ def main() -> None:
         kv_cache_memory_bytes=asked.get("cache_bytes", 2**28),
         enable_prefix_caching=False,
     )
-
-    def run(given, count):
-        how = SamplingParams(temperature=0, max_tokens=count, logprobs=1, ignore_eos=True)
-        start = time.perf_counter()
-        found = llm.generate([{"prompt_token_ids": p} for p in given], how, use_tqdm=False)
-        return time.perf_counter() - start, [one.outputs[0] for one in found]
-
     cache = llm.llm_engine.vllm_config.cache_config
-    told = {"room": (cache.num_gpu_blocks or 0) * cache.block_size, "contexts": {}}
-    for context in contexts:
-        prompt = [[7 + i % 1000 for i in range(context)]]
-        run(prompt, 2)
-        pairs = []
-        for _ in range(repeats + 1):
-            read, _ = run(prompt, 1)
-            whole, _ = run(prompt, 1 + new)
-            pairs.append((read, whole - read))
-        told["contexts"][str(context)] = pairs
-    if prompts:
-        seconds = [run(prompts, new) for _ in range(1 + repeats)]
-        answers = seconds[-1][1]
-        told["seconds"] = [took for took, _ in seconds[1:] or seconds]
-        told["tokens"] = [list(a.token_ids) for a in answers]
-        told["logprobs"] = [
+    room = {"room": (cache.num_gpu_blocks or 0) * cache.block_size}
+    if not asked.get("serve"):
+        tell(room | continued(llm, asked["prompts"], asked["new"]))
+        return
+    tell(room)
+    for line in sys.stdin:
+        tell(timed(llm, **json.loads(line)))
+
+
+def tell(found) -> None:
+    print("FOUND" + json.dumps(found), flush=True)
+
+
+def continued(llm, prompts, new):
+    """The tokens after each prompt."""
+    given = [{"prompt_token_ids": p} for p in prompts]
+    answers = [one.outputs[0] for one in llm.generate(given, greedy(new, logprobs=1))]
+    return {
+        "tokens": [list(a.token_ids) for a in answers],
+        "logprobs": [
             [one[t].logprob for one, t in zip(a.logprobs, a.token_ids, strict=True)]
             for a in answers
-        ]
-    print("FOUND" + json.dumps(told))
+        ],
+    }
+
+
+def timed(llm, prompts, new):
+    """Seconds from the question until the first new token of any prompt, and until the end."""
+    engine, first = llm.llm_engine, None
+    start = time.perf_counter()
+    for i, prompt in enumerate(prompts):
+        engine.add_request(f"{start}-{i}", {"prompt_token_ids": prompt}, greedy(new))
+    while engine.has_unfinished_requests():
+        if engine.step() and first is None:
+            first = time.perf_counter() - start
+    return {"first": first, "whole": time.perf_counter() - start}
+
+
+def greedy(new, **more):
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, **more)
 
 
 if __name__ == "__main__":

@@ -39,14 +39,18 @@ def refuse_without_llama_cpp() -> None:
         ) from error
 
 
-def open_server(file: Path, context: int, *, precise: bool = True) -> Any:
-    """llama.cpp with a model; `precise` keeps its cache in float32."""
+def open_server(
+    file: Path, context: int, *, precise: bool = True, states: Path | None = None
+) -> Any:
+    """llama.cpp with a model; `precise` keeps its cache in float32, `states` is for saved ones."""
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(file)
     parameters.n_ctx, parameters.n_parallel = context, 1
     parameters.verbosity, parameters.warmup = -1, False
+    if states is not None:
+        parameters.slot_save_path = f"{states}/"
     if precise:
         f32 = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.cache_type_k = parameters.cache_type_v = f32
@@ -85,6 +89,11 @@ def tokenised(server: Any, text: str) -> list[int]:
 def templated(server: Any, messages: list[dict[str, str]]) -> str:
     """What llama.cpp makes of a chat by the file's own template."""
     return str(_asked(server, "apply-template", messages=messages)["prompt"])
+
+
+def saved_bytes(server: Any) -> int:
+    """What the cache of all that was read weighs, saved by llama.cpp itself."""
+    return int(_asked(server, "slots/0?action=save", filename="state")["n_written"])
 
 
 def _asked(server: Any, path: str, **body: Any) -> Any:
