@@ -2,7 +2,8 @@
 
 80 layers of 8 head groups, each with 128 value dimensions and 64 query-key planes; sensitivities
 are heavy-tailed and each layer has its own scale. Multiples of 8 are widths: 8 value dimensions,
-4 planes. The time to build the curves is not counted. A budget is solved once from the curves
+4 planes. One case more has neurons beside the heads: 32 layers, 32 heads of 128 and 11,008 neurons
+each, layers tied, single neurons. The time to build the curves is not counted. A budget is solved once from the curves
 ("once"), and again by a solver that has them prepared ("again"). The load average tells how quiet
 the machine was.
 """
@@ -57,6 +58,22 @@ def model(mixed: bool, multiple_of: int, tied: bool, seed: int = 0) -> list[Curv
     return curves
 
 
+def with_neurons(seed: int = 0) -> list[Curve]:
+    """A model of Llama-2-7B's widths under two budgets, all parameters and cached bytes."""
+    rng = np.random.default_rng(seed)
+    layers, heads, width, neurons, d = 32, 32, 128, 11008, 4096
+    curves = []
+    for layer in range(layers):
+        scale = rng.lognormal()
+        for _ in range(heads):
+            for side, units, dims, weight in (("vo", width, 1, 1.0), ("qk", width // 2, 2, 0.5)):
+                values = curve_values(rng, units, weight * scale)
+                cost = (2 * d * dims, 2 * dims)
+                curves.append(Curve(values, cost, multiple_of=8 // dims, tie=(layer, side)))
+        curves.append(Curve(curve_values(rng, neurons, 3 * scale), (3 * d, 0)))
+    return curves
+
+
 def full_cost(curves: list[Curve]) -> np.ndarray:
     """What keeping everything costs, in each resource."""
     costs = np.array([curve.unit_cost for curve in curves])
@@ -106,11 +123,18 @@ def main() -> None:
     alike, mixed = model(False, 1, False), model(True, 8, False)
     single, tied = one_budget(alike), model(True, 8, True)
     full = int(full_cost(single)[0])
+    blocks = with_neurons()
+    params, cached = (int(x) for x in full_cost(blocks))
     cases: dict[str, tuple[list[Curve], tuple[int, ...], float]] = {
         "one budget, keep 50%": (single, (full // 2,), 0.1),
         "one budget, keep 75%": (single, (3 * full // 4,), 0.1),
         "three budgets, multiples of 8": (mixed, jointly_binding(mixed, 0.5), 5.0),
         "three budgets, multiples of 8, layers tied": (tied, jointly_binding(tied, 0.5), 5.0),
+        "heads and 352,256 neurons, two budgets": (
+            blocks,
+            (9 * params // 10, 17 * cached // 20),
+            0.2,
+        ),
     }
     once = {name: partial(solve, c, b) for name, (c, b, _) in cases.items()}
     again = {}

@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.baselines.catalogue import CompareSettings
-from headwise.baselines.comparison import Comparison, ComparisonFolder, run_comparison
+from headwise.baselines.comparison import (
+    Comparison,
+    ComparisonFolder,
+    cut_settings,
+    run_comparison,
+)
 from headwise.baselines.record import ComparisonRecord, read_comparison
-from headwise.cutting.settings import CutSettings
 from headwise.data.mixture import Mixture, read_mixture
 from headwise.data.text import Text, read_source
 from headwise.errors import HeadwiseError, OutputError, StoppedError
@@ -63,6 +67,7 @@ def compare(
     settings = CompareSettings(
         max_tokens=recipe.verify_tokens,
         multiple_of=recipe.multiple_of,
+        ffn_multiple_of=recipe.ffn_multiple_of,
         granularity=recipe.granularity,
     )
     inputs = {
@@ -73,10 +78,11 @@ def compare(
         "length": recipe.length,
         "profile": recipe.profile,
         "settings": asdict(settings),
+        "counts": recipe.counts,
         "recover": recipe.recover,
         "profile_sha256": None,
     }
-    cells = ComparisonFolder(folder, CutSettings().to_dict())
+    cells = ComparisonFolder(folder, lambda method: cut_settings(method).to_dict())
     later = ("recover", "profile_sha256")
     with resume_in_place(
         folder, "compare", inputs, force=force, reads=recipe.reads, later=later, command=command
@@ -107,6 +113,7 @@ def compare(
             methods=methods,
             budgets=budgets,
             settings=settings,
+            counts=recipe.counts,
             recover=None if recovery is None else _recoverer(source, recipe, recovery),
             recovery=None if recovery is None else asdict(recovery),
             command=command,

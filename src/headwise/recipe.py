@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from headwise.artifacts import check_output, write_text
-from headwise.baselines.catalogue import METHODS, RECOVERED, policy_method
+from headwise.baselines.catalogue import COMPARED, RECOVERED, Counts, policy_method
 from headwise.cutting.settings import CutSettings
 from headwise.data.text import text_name
 from headwise.effort import DEFAULT_EFFORT, EFFORTS, Effort, EffortName
@@ -425,10 +425,17 @@ class CompareRecipe(OnDevice, Calibrated):
     """Cut a model by every method to the same counted budgets, and measure them alike."""
 
     verb: Literal["compare"] = "compare"
-    attn_params: str = option(
-        "90%,75%,50%", "Attention parameters: shares (90%,75%) or numbers (1.2M)."
+    attn_params: str | None = option(
+        None, "Attention parameters: shares or numbers (1.2M) [90%,75%,50%]."
     )
-    methods: str | None = option(None, f"Which of {', '.join(METHODS)} [all].")
+    params: str | None = option(
+        None, "Instead: all parameters, by the methods that cut whole blocks (95%,90%,80%)."
+    )
+    methods: str | None = option(
+        None,
+        f"Which of {', '.join(COMPARED['attn_params'])}, or with --params of "
+        f"{', '.join(COMPARED['params'])} [all].",
+    )
     policies: str | None = option(
         None,
         "Compare these policies for the widths, each with our method, all else equal: "
@@ -443,11 +450,23 @@ class CompareRecipe(OnDevice, Calibrated):
         _W.granularity, "Our widths: equal per layer, free per head, or equal in the whole model."
     )
     multiple_of: int = option(_W.multiple_of, "Our head widths are multiples of this.", ge=1)
+    ffn_multiple_of: int = option(_W.ffn_multiple_of, "Our MLP widths are multiples of this.", ge=1)
+
+    @property
+    def counts(self) -> Counts:
+        """What the budgets count."""
+        if self.attn_params is not None and self.params is not None:
+            raise HeadwiseError(
+                "--attn-params and --params are two comparisons, of methods that cut attention and "
+                "of those that cut whole blocks; give only one."
+            )
+        return "attn_params" if self.params is None else "params"
 
     @property
     def budgets(self) -> tuple[Limit, ...]:
         """The budgets, each once."""
-        parts = [Limit.parse(part, _flag("attn_params")) for part in self.attn_params.split(",")]
+        given = (self.params if self.counts == "params" else self.attn_params) or "90%,75%,50%"
+        parts = [Limit.parse(part, _flag(self.counts)) for part in given.split(",")]
         return tuple(dict.fromkeys(parts))
 
     @property
@@ -462,12 +481,16 @@ class CompareRecipe(OnDevice, Calibrated):
         found += [policy_method(policy, recovered=True) for policy in policies if recovered]
         if policies and self.methods is None:
             return tuple(dict.fromkeys(found))
-        names = [part.strip() for part in (self.methods or ",".join(METHODS)).split(",")]
+        known = COMPARED[self.counts]
+        names = [part.strip() for part in (self.methods or ",".join(known)).split(",")]
         for name in names:
-            if name not in METHODS:
+            if name not in known:
+                other = any(name in some for some in COMPARED.values())
+                flag = _flag("attn_params" if self.counts == "params" else "params")
                 raise HeadwiseError(
-                    f"--methods must be methods that are known, got {quoted(name)}. "
-                    f"{did_you_mean(name, METHODS)}"
+                    f"--methods must be methods that are known, got {quoted(name)}"
+                    + (f", which is one of {flag}." if other else ".")
+                    + f" {did_you_mean(name, known)}"
                 )
         if self.methods is None and self.recover is None:
             names.remove(RECOVERED)
@@ -476,7 +499,7 @@ class CompareRecipe(OnDevice, Calibrated):
                 f"--recover says how long {RECOVERED} trains, so both are given or neither; got "
                 f"{'--recover without it' if self.recover else 'it without --recover'}."
             )
-        own = [name for name in METHODS if name in names]
+        own = [name for name in known if name in names]
         return tuple(dict.fromkeys([*own, *found]))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from headwise.baselines.comparison import RIVALS
 from headwise.baselines.heads import head_pruning, head_scores, kept_heads, layer_params
-from headwise.baselines.measured import Wanted, measurements
+from headwise.baselines.measured import measurements, missing_measures
 from headwise.baselines.narrowing import clover, magnitude, uniform
 from headwise.baselines.parts import Subject, groups_of, joined
 from headwise.baselines.svd_llm import svd_llm, truncated
@@ -33,7 +33,8 @@ class Seen:
         self.dense, self.model = dense, convert(dense.model)
         attentions = self.model.attentions()
         tied = any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions)
-        found = measurements(self.model, torch.from_numpy(dense.profile.ids), Wanted(), batch=4)
+        ids = torch.from_numpy(dense.profile.ids)
+        found = measurements(self.model, ids, ("moments", "gates"), batch=4)
         own = tuple(projections_of(a).map(torch.clone) for a in attentions)
         self.subject = Subject(dense.profile, own, found, tied)
         self.plan = dense.profile.plan
@@ -171,13 +172,13 @@ def test_only_what_is_wanted_is_measured(seen):
     found = seen("gpt2")
     found.outputs(found.subject.dense)
     ids = torch.from_numpy(found.dense.profile.ids)
-    moments = measurements(found.model, ids, Wanted(gates=False))
+    moments = measurements(found.model, ids, ("moments",))
     assert set(moments) == {f"{i}.{n}" for i in range(3) for n in ("input", "mixed")}
-    gates = measurements(found.model, ids, Wanted(moments=False), batch=2)
+    gates = measurements(found.model, ids, ("gates",), batch=2)
     assert set(gates) == {f"{i}.gates" for i in range(3)}
     assert gates["2.gates"] == pytest.approx(found.subject.measured["2.gates"], rel=1e-3, abs=1e-6)
-    assert not Wanted().covered(moments)
-    assert Wanted().covered(moments | gates)
+    assert missing_measures(("moments", "gates"), moments) == ("gates",)
+    assert missing_measures(("moments", "gates"), moments | gates) == ()
 
 
 def test_svd_llm_is_the_best_of_its_rank_in_its_metric():

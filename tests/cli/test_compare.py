@@ -136,7 +136,7 @@ def test_a_finished_comparison_is_not_run_again_and_can_be_added_to(headwise, pl
 
 def test_our_cells_of_other_rules_are_not_todays(tmp_path):
     """New defaults of the cut make our cells again; the rivals' stay."""
-    folder = ComparisonFolder(tmp_path, {"fit": 3})
+    folder = ComparisonFolder(tmp_path, lambda method: {"fit": 3})
     for method, budget, cut in (
         ("headwise", "60%", {"fit": 2}),
         ("headwise", "80%", {"fit": 3}),
@@ -220,6 +220,9 @@ def test_force_starts_again(headwise, place, tmp_path):
         (("--methods", "clover", "--recover", "99"), "got --recover without it"),
         (("--methods", "headwise+recovery"), "got it without --recover"),
         (("--multiple-of", "0"), "--multiple-of must be at least 1"),
+        (("--params", "90%", "--attn-params", "90%"), "are two comparisons"),
+        (("--params", "90%", "--methods", "clover"), "'clover', which is one of --attn-params"),
+        (("--methods", "flap"), "'flap', which is one of --params"),
         (("--held-out", "nowhere.txt"), "nowhere.txt does not exist"),
         (("--length", "160"), "at most the model's context of 128"),
     ],
@@ -270,7 +273,10 @@ def test_policies_differ_in_nothing_but_their_widths(headwise, place, tmp_path):
     assert "policy random:3" in document["methods"]["headwise:random:3"]["what"]
     assert len({cells[m, "60%"]["texts"][0]["ratio"] for m in ours}) == len(ours)
     for name, cell in cells.items():
-        assert cell["cut"] == cells["headwise", "60%"]["cut"]
+        folded = name[0].endswith("+recovery")  # training makes up for refits
+        assert cell["cut"]["refit"] != folded
+        alike = "headwise+recovery" if folded else "headwise"
+        assert cell["cut"] == cells[alike, "60%"]["cut"]
         assert (cell["recovery"] is not None) == name[0].endswith("+recovery")
         assert cell["attn_params"] <= cell["amount"]
     stamped = stamps(out)
@@ -279,3 +285,32 @@ def test_policies_differ_in_nothing_but_their_widths(headwise, place, tmp_path):
     wrong = headwise(*words(place, out, "--policies", "later"))
     assert wrong.code == 2
     assert "unknown policy 'later'" in wrong.err
+
+
+@pytest.mark.slow
+def test_whole_models_are_counted_and_measured(headwise, place, tmp_path):
+    out = tmp_path / "whole"
+    how = ("--params", "100%,80%", "--recover", "256", "--ffn-multiple-of", "2")
+    done = headwise(*words(place, out, *how))
+    assert done.code == 0, done.err
+    document = json.loads((out / "compare.json").read_text())
+    assert document["counts"] == "params"
+    cells = by_name(document)
+    rivals = ["svd-llm", "flap", "llm-pruner", "modegpt", "magnitude"]
+    ours = ["headwise-attention", "headwise:uniform", "headwise", "headwise+recovery"]
+    assert set(cells) == {(m, b) for m in (*rivals, *ours) for b in ("100%", "80%")}
+    for (method, budget), cell in cells.items():
+        if cell["problem"]:
+            assert (method, budget) == ("headwise-attention", "80%")
+            continue
+        assert cell["params"] <= cell["amount"]
+        assert cell["share"] == cell["params"] / document["params"]
+        if budget == "100%" and method != "headwise+recovery":
+            assert cell["texts"][0]["ratio"] == pytest.approx(1, abs=1e-5)
+        if budget == "80%":
+            assert cell["share"] > 0.74
+            assert cell["texts"][0]["ratio"] != pytest.approx(1, abs=1e-6)
+    ours = cells["headwise", "80%"]
+    assert ours["attn_params"] < document["attn_params"]  # heads and MLPs share the cut
+    assert document["params"] - ours["params"] > document["attn_params"] - ours["attn_params"]
+    assert "all parameters, dense" in (out / "report.html").read_text(encoding="utf-8")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Counts = Literal["attn_params", "params"]  # what a comparison's budgets count
 
 OURS, RECOVERED = "headwise", "headwise+recovery"
+HEADS_ONLY = "headwise-attention"
 _RECOVERY = "+recovery"
 
 
@@ -17,7 +21,7 @@ def policy_method(policy: str, *, recovered: bool = False) -> str:
 def policy_of(method: str) -> str | None:
     """The policy that our method takes its widths from; None for the methods of others."""
     name = method.removesuffix(_RECOVERY)
-    if name == OURS:
+    if name in (OURS, HEADS_ONLY):
         return "sensitivity"
     ours, _, policy = name.partition(":")
     return policy if ours == OURS and policy else None
@@ -28,6 +32,11 @@ def is_recovered(method: str) -> bool:
     return method.endswith(_RECOVERY)
 
 
+def leaves_mlps(method: str) -> bool:
+    """Whether a method of ours leaves MLPs whole, whatever the budget counts."""
+    return method.removesuffix(_RECOVERY) == HEADS_ONLY
+
+
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
     """How cells are made and measured."""
@@ -35,6 +44,7 @@ class CompareSettings:
     max_tokens: int | None = 16384  # of each text
     window: int | None = None  # None: the context, at most 1024
     multiple_of: int = 8  # of our widths; the rivals' are as fine as they can be
+    ffn_multiple_of: int = 64  # of our MLP widths
     granularity: str = "layer"  # of our widths; those of the rivals that plan are free per head
 
 
@@ -76,14 +86,41 @@ METHODS: dict[str, Method] = {
         "uniform widths",
         "whitened truncation without sensitivity",
     ),
+    "flap": Method(
+        "query heads and neurons of the least fluctuation (variance of what enters W_O and W_down, "
+        "times squared weights), standardised per layer; means of what goes become biases",
+        "arXiv 2312.11983, structure AL-AM, metric WIFV",
+    ),
+    "llm-pruner": Method(
+        "head groups and neurons of the least Σ|w · ∂loss/∂w|, the same share of every layer but "
+        "the first eighth and the last sixteenth",
+        "arXiv 2305.11627, block-wise first-order Taylor groups without its fine-tuning",
+    ),
+    "modegpt": Method(
+        "neurons by leverage with W_down refitted (Nyström), planes and query-key columns by "
+        "norms (CR), values by whitened SVD; shares by how much a layer changes its input",
+        "arXiv 2408.09632",
+    ),
+    HEADS_ONLY: Method(
+        "ours with the MLPs left whole: what cutting attention alone costs",
+        "`headwise compress --no-cut-ffn`",
+    ),
     OURS: Method(
         "directions and widths by the sensitivity of the loss, layers fitted one after another",
         "`headwise compress` with its default settings",
     ),
     RECOVERED: Method(
-        "the same, then the attention trained on the dense model's predictions",
+        "the same widths and directions, folded, then what was cut trained on the dense model's "
+        "predictions",
         "`headwise compress --recover`",
     ),
+}
+
+_ATTENTION = ("svd-llm", "clover", "magnitude", "energy", "head-pruning", "uniform")
+_WHOLE = ("svd-llm", "flap", "llm-pruner", "modegpt", "magnitude", HEADS_ONLY)
+COMPARED: dict[Counts, tuple[str, ...]] = {  # under each kind of budget
+    "attn_params": (*_ATTENTION, OURS, RECOVERED),
+    "params": (*_WHOLE, policy_method("uniform"), OURS, RECOVERED),
 }
 
 

@@ -2,7 +2,7 @@
 
     budgets × methods ──► cells       rivals: projections of the dense shape, put into the model
                                       ours:   the checkpoint that `compress` writes
-    every cell: counted attention parameters, perplexity ÷ dense on every text
+    every cell: counted parameters, of attention or of all, perplexity ÷ dense on every text
 
 DIR/run.json                  model, texts and settings; another comparison is refused
     profile/                  the profile, unless one was named
@@ -26,6 +26,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,12 +38,17 @@ from headwise.artifacts import atomic_file, versions, write_text
 from headwise.baselines.catalogue import (
     METHODS,
     CompareSettings,
+    Counts,
     described,
     is_recovered,
+    leaves_mlps,
     policy_of,
 )
+from headwise.baselines.flap import flap
 from headwise.baselines.heads import head_pruning
-from headwise.baselines.measured import Wanted, measurements
+from headwise.baselines.llm_pruner import llm_pruner
+from headwise.baselines.measured import Measure, measurements, missing_measures
+from headwise.baselines.modegpt import modegpt
 from headwise.baselines.narrowing import clover, energy, magnitude, uniform
 from headwise.baselines.parts import Cut, Subject
 from headwise.baselines.record import (
@@ -65,9 +71,9 @@ from headwise.measure.likelihood import (
     scored_stream,
     window_of,
 )
-from headwise.measure.size import counted
-from headwise.models.backbones_headwise import projections_of
-from headwise.models.build import replaced_projections
+from headwise.measure.size import Counted, counted
+from headwise.models.backbones_headwise import layer_mlp, projections_of, stock_attentions
+from headwise.models.build import inner, replaced_projections
 from headwise.plan import Budget, Limit
 from headwise.planning.cost import dense_cost
 from headwise.planning.fit import fit
@@ -87,7 +93,7 @@ class ComparisonFolder:
     """Where everything of a comparison is; `cut` says how our cells are made today."""
 
     path: Path
-    cut: Mapping[str, Any] | None = None
+    cut: Callable[[str], Mapping[str, Any]] | None = None  # the settings of a method of ours
 
     @property
     def profile(self) -> Path:
@@ -131,9 +137,9 @@ class ComparisonFolder:
 
     def _current(self, cell: ComparisonCell | None) -> ComparisonCell | None:
         """None for a cell of ours that was cut with other settings; the others have none."""
-        if cell is None or None in (self.cut, cell.cut) or cell.cut == self.cut:
+        if cell is None or self.cut is None or cell.cut is None:
             return cell
-        return None
+        return cell if cell.cut == self.cut(cell.method) else None
 
     def _cell(self, name: str) -> Path:
         return self.path / "cells" / f"{_file_name(name)}.json"
@@ -159,6 +165,20 @@ RIVALS: dict[str, Callable[[Subject, int], Cut]] = {
     "head-pruning": head_pruning,
     "uniform": uniform,
 }
+BLOCK_RIVALS: dict[str, Callable[[Subject, int], Cut]] = {  # of attention and MLPs together
+    "svd-llm": partial(svd_llm, blocks=True),
+    "flap": flap,
+    "llm-pruner": llm_pruner,
+    "modegpt": modegpt,
+    "magnitude": partial(magnitude, blocks=True),
+}
+_NEEDS: dict[str, tuple[Measure, ...]] = {  # what no profile has
+    "svd-llm": ("moments", "mlps"),
+    "head-pruning": ("gates",),
+    "flap": ("spread",),
+    "llm-pruner": ("taylor",),
+    "modegpt": ("moments", "mlps", "influence"),
+}
 Recover = Callable[[Path, Path], None]  # a cut model's folder, the recovered one's
 
 
@@ -173,9 +193,15 @@ class Comparison:
     budgets: tuple[Limit, ...]
     settings: CompareSettings
     n_own: int = 1
+    counts: Counts = "attn_params"  # what the budgets count
     recover: Recover | None = None
     recovery: dict[str, Any] | None = None  # its settings, for the record
     command: str = ""
+
+
+def cut_settings(method: str) -> CutSettings:
+    """How our own cells are cut: as `compress` does; what is trained is folded only."""
+    return CutSettings(refit=False, fit=0) if is_recovered(method) else CutSettings()
 
 
 class Bench:
@@ -194,55 +220,68 @@ class Bench:
         words, most = self.source.tokenizer, job.settings.max_tokens
         self.streams = [scored_stream(words, text, most)[0] for text in job.texts]
         self.window = window_of(self.model.backbone, job.settings.window)
-        self.dense_params = dense_cost(job.profile.plan.shape).attn_params
+        self.dense_params = dense_cost(job.profile.plan.shape)
+        self.rivals = BLOCK_RIVALS if job.counts == "params" else RIVALS
         self._subject: Subject | None = None
         self.reference = self._reference()
 
     def cell(self, method: str, budget: Limit) -> ComparisonCell:
         """One method at one budget."""
-        whole = Budget(attn_params=budget)
-        amount = whole.amount("attn_params", dense_cost(self.job.profile.plan.shape))
+        counts = self.job.counts
+        whole = Budget(**{counts: budget})
+        amount = whole.amount(counts, self.dense_params)
         found = ComparisonCell(method=method, budget=str(budget), amount=amount)
         try:
-            if method in RIVALS:
-                params, scores = self._rival(method, amount)
+            if method in self.rivals:
+                size, scores = self._rival(method, amount)
             else:
-                params, scores = self._ours(method, budget, whole)
+                size, scores = self._ours(method, budget, whole)
         except BudgetError as error:
             return found.model_copy(update={"problem": str(error)})
-        assert params <= amount, f"{method} went over its budget"
+        spent: int = getattr(size, counts)
+        assert spent <= amount, f"{method} went over its budget"
         return ComparisonCell(
             method=method,
             budget=str(budget),
             amount=amount,
-            attn_params=params,
-            share=params / self.dense_params,
+            attn_params=size.attn_params,
+            params=size.params,
+            share=spent / self.dense_params.counted(counts),
             texts=tuple(_score(s, nll) for s, nll in zip(scores, self.reference, strict=True)),
-            cut=None if method in RIVALS else CutSettings().to_dict(),
+            cut=None if method in self.rivals else cut_settings(method).to_dict(),
             recovery=self.job.recovery if is_recovered(method) else None,
         )
 
-    def tidy(self, budget: Limit, method: str, left: Sequence[tuple[Limit, str]]) -> None:
-        """Remove our models of a budget and a policy that no cell needs any more."""
-        policy = policy_of(method)
-        if policy and not any(b == budget and policy_of(m) == policy for b, m in left):
-            shutil.rmtree(self._place(budget, policy), ignore_errors=True)
+    def tidy(self, budget: Limit, method: str) -> None:
+        """Remove our models of a finished cell."""
+        shutil.rmtree(self._place(budget, method), ignore_errors=True)
 
-    def _rival(self, method: str, amount: int) -> tuple[int, list[Likelihood]]:
-        cut = RIVALS[method](self.subject, amount)
-        with replaced_projections(self.model, dict(enumerate(cut.layers))):
-            return cut.attn_params, self._likelihoods(self.model)
+    def _rival(self, method: str, amount: int) -> tuple[Counted, list[Likelihood]]:
+        dense, whole = self.dense_params, self.job.counts == "params"
+        blocks = dense.attn_params + dense.ffn_params
+        cut = self.rivals[method](self.subject, amount - (dense.params - blocks) * whole)
+        layers, mlps = (dict(enumerate(some)) for some in (cut.layers, cut.mlps))
+        with replaced_projections(self.model, layers, mlps):
+            scores = self._likelihoods(self.model)
+        kept = cut.attn_params + (cut.ffn_params if cut.mlps else dense.ffn_params)
+        return Counted(cut.attn_params, dense.params - blocks + kept), scores
 
-    def _ours(self, method: str, budget: Limit, whole: Budget) -> tuple[int, list[Likelihood]]:
+    def _ours(self, method: str, budget: Limit, whole: Budget) -> tuple[Counted, list[Likelihood]]:
         """The real checkpoint: cut, perhaps recovered, read back and counted in its files."""
         job, policy = self.job, policy_of(method)
         assert policy is not None
-        place = self._place(budget, policy)
-        rules = WidthRules(job.settings.granularity, job.settings.multiple_of)
+        place = self._place(budget, method)
+        rules = WidthRules(
+            job.settings.granularity,
+            job.settings.multiple_of,
+            ffn_multiple_of=job.settings.ffn_multiple_of,
+            cut_ffn=not leaves_mlps(method),
+        )
         plan = fit(fit_problem(job.profile, policy, rules), whole).plan
         origin = plan.origin.model_copy(update={"profile_sha256": job.profile.sha256})
         plan = plan.model_copy(update={"origin": origin})
-        request = CutRequest(self.source, job.profile, plan, CutSettings(), job.command)
+        settings = cut_settings(method)
+        request = CutRequest(self.source, job.profile, plan, settings, job.command)
         out = place / "cut"
         if not is_cut(request, out):
             shutil.rmtree(place / "recovered", ignore_errors=True)
@@ -253,7 +292,7 @@ class Bench:
                 job.recover(out, place / "recovered")
             out = place / "recovered"
         made = open_source(out)
-        return counted(made).attn_params, self._likelihoods(made.load())
+        return counted(made), self._likelihoods(made.load())
 
     @property
     def subject(self) -> Subject:
@@ -262,17 +301,25 @@ class Bench:
             attentions = self.model.attentions()
             tied = any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions)
             dense = tuple(projections_of(a).map(torch.Tensor.cpu) for a in attentions)
-            self._subject = Subject(self.job.profile, dense, self._measured(), tied)
+            stock = inner(self.model)
+            mlps = tuple(
+                layer_mlp(layer, stock.config).map(torch.Tensor.cpu)
+                for layer, _ in (stock_attentions(stock) if self.job.counts == "params" else ())
+            )
+            self._subject = Subject(self.job.profile, dense, self._measured(), tied, mlps)
         return self._subject
 
     def _measured(self) -> dict[str, np.ndarray]:
         pending = {m for _, m in self.folder.missing(self.job.budgets, self.job.methods)}
-        wanted = Wanted(moments="svd-llm" in pending, gates="head-pruning" in pending)
+        wanted = {need for method in pending for need in _NEEDS.get(method, ())}
+        if self.job.counts == "attn_params":
+            wanted.discard("mlps")
         path = self.folder.work / "measured.safetensors"
         found = load_file(path) if path.exists() else {}
-        if not wanted.covered(found):
+        missing = missing_measures(wanted, found)
+        if missing:
             ids = torch.from_numpy(self.job.profile.ids)
-            found = measurements(self.model, ids, wanted, progress=self.report)
+            found |= measurements(self.model, ids, missing, progress=self.report)
             with atomic_file(path, force=True) as temporary:
                 save_file(found, temporary)
         return found
@@ -282,7 +329,8 @@ class Bench:
         cell = self.folder.dense
         if cell is None:
             cell = DenseCell(
-                attn_params=self.dense_params,
+                attn_params=self.dense_params.attn_params,
+                params=self.dense_params.params,
                 texts=tuple(
                     DenseText(tokens=f.tokens, window=f.window, stride=f.stride, nll=f.nll)
                     for f in self._likelihoods(self.model)
@@ -298,8 +346,8 @@ class Bench:
             for stream in self.streams
         ]
 
-    def _place(self, budget: Limit, policy: str) -> Path:
-        return self.folder.work / _file_name(f"{policy}@{budget}")
+    def _place(self, budget: Limit, method: str) -> Path:
+        return self.folder.work / _file_name(f"{method}@{budget}")
 
 
 def _score(found: Likelihood, dense_nll: float) -> Score:
@@ -324,7 +372,7 @@ def run_comparison(
             cell = bench.cell(method, budget)
             seconds = round(time.perf_counter() - started, 1)
             folder.put(f"{method}@{budget}", cell.model_copy(update={"seconds": seconds}))
-            bench.tidy(budget, method, cells[done + 1 :])
+            bench.tidy(budget, method)
     record = _record(job, folder)
     write_record(folder.result, record)
     shutil.rmtree(folder.work, ignore_errors=True)
@@ -367,6 +415,8 @@ def _record(job: Comparison, folder: ComparisonFolder) -> ComparisonRecord:
         model=job.source.name,
         weights_sha256=record.weights_sha256,
         attn_params=dense.attn_params,
+        params=dense.params,
+        counts=job.counts,
         calibration=record.calibration,
         profile_sha256=job.profile.sha256,
         texts=texts,

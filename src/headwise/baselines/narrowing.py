@@ -30,15 +30,24 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from headwise.baselines.parts import Cut, Group, Subject, groups_of, joined
+from headwise.baselines.parts import Cut, Group, Subject, groups_of, joined, kept_mlp
+from headwise.models.backbones_headwise import Projections
 from headwise.models.slicing import qk_columns
 from headwise.plan import Budget, HeadSpec, Limit, Plan
 from headwise.planning.cost import cost
-from headwise.planning.fit import FitProblem, HeadWorth, Kept, Worths, fit, kept_by_worth
+from headwise.planning.fit import (
+    FitProblem,
+    HeadWorth,
+    Kept,
+    Worths,
+    fit,
+    kept_by_worth,
+    most_valuable,
+)
 from headwise.planning.rules import WidthRules
 from headwise.profiling.factor import ScoreBasis, ValueBasis, score_basis, value_basis
 
-FINEST = WidthRules("head", multiple_of=1, min_dim=1)
+FINEST = WidthRules("head", multiple_of=1, min_dim=1, ffn_multiple_of=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +65,20 @@ class Rule:
     worths: Worths
     widths: Literal["uniform", "valuable"]
     narrowed: Callable[[int, int, Group, HeadSpec, Kept], Narrowed]  # layer, head group, …
+    # The worth of every neuron of every MLP: the budget is of whole blocks, and neurons may go.
+    neurons: tuple[Float[np.ndarray, " _"], ...] | None = None
 
 
 def planned_cut(subject: Subject, amount: int, rule: Rule) -> Cut:
-    """The method's cut to at most `amount` attention parameters."""
-    dense = subject.profile.plan
+    """The method's cut to at most `amount` parameters, of attention or of whole blocks."""
+    dense, limit = subject.profile.plan, Limit(amount=amount)
     policy = "uniform" if rule.widths == "uniform" else "sensitivity"
-    problem = FitProblem(dense, rule.worths, FINEST, policy, fixed_groups=True)
-    plan = fit(problem, Budget(attn_params=Limit(amount=amount))).plan
+    problem = FitProblem(
+        dense, rule.worths, FINEST, policy, fixed_groups=True, neurons=rule.neurons
+    )
+    whole_blocks = rule.neurons is not None
+    budget = Budget(block_params=limit) if whole_blocks else Budget(attn_params=limit)
+    plan = fit(problem, budget).plan
     if rule.widths == "uniform":
         plan = _filled(plan, dense, amount)
     layers = []
@@ -77,7 +92,12 @@ def planned_cut(subject: Subject, amount: int, rule: Rule) -> Cut:
             shift += 0.0 if made.shift is None else made.shift
         unchanged = dense.layers[i].heads == plan.layers[i].heads
         layers.append(weights if unchanged else joined(groups, weights, shift))
-    return Cut(tuple(layers), cost(plan).attn_params)
+    spent = cost(plan)
+    mlps = tuple(
+        kept_mlp(mlp, most_valuable(worth, width))
+        for mlp, worth, width in zip(subject.mlps, rule.neurons or (), plan.ffn_dims, strict=False)
+    )
+    return Cut(tuple(layers), spent.attn_params, mlps, spent.ffn_params if mlps else 0)
 
 
 def _filled(plan: Plan, dense: Plan, amount: int) -> Plan:
@@ -112,13 +132,16 @@ def without_columns(group: Group, spec: HeadSpec, kept: Kept) -> Group:
     return replace(group, query=group.query * stays, key=group.key * stays)
 
 
-def magnitude(subject: Subject, amount: int) -> Cut:
-    """Planes, columns and value dimensions with the smallest squared weights removed."""
+def magnitude(subject: Subject, amount: int, *, blocks: bool = False) -> Cut:
+    """Planes, columns and value dimensions with the smallest squared weights removed.
+
+    Of whole `blocks`, neurons compete with them.
+    """
 
     def worth(group: Group, spec: HeadSpec) -> HeadWorth:
         query, key = np.square(group.query).sum((0, 2)), np.square(group.key).sum(1)
         vo = np.square(group.value).sum(1) + np.square(group.output).sum((0, 1))
-        planes, free = _by_plane(query + key, spec)
+        planes, free = by_plane(query + key, spec)
         return HeadWorth(planes, free, vo, qk_whole=subject.qk_whole)
 
     def narrowed(layer: int, head: int, group: Group, spec: HeadSpec, kept: Kept) -> Narrowed:
@@ -127,7 +150,19 @@ def magnitude(subject: Subject, amount: int) -> Cut:
         made = replace(without_columns(group, spec, kept), value=group.value * stays)
         return Narrowed(made)
 
-    return planned_cut(subject, amount, Rule(_worths(subject, worth), "valuable", narrowed))
+    neurons = tuple(map(_neuron_squares, subject.mlps)) if blocks else None
+    rule = Rule(_worths(subject, worth), "valuable", narrowed, neurons)
+    return planned_cut(subject, amount, rule)
+
+
+def _neuron_squares(mlp: Projections) -> Float[np.ndarray, " neurons"]:
+    """The sum of the squared weights of every neuron, biases into it too."""
+    total = mlp["down"].weight.double().square().sum(0)
+    for side, own in mlp.items():
+        if side != "down":
+            total = total + own.weight.double().square().sum(1)
+            total = total + (0.0 if own.bias is None else own.bias.double().square())
+    return np.asarray(total.numpy())
 
 
 def clover(subject: Subject, amount: int) -> Cut:
@@ -135,7 +170,7 @@ def clover(subject: Subject, amount: int) -> Cut:
 
     def worth(group: Group, spec: HeadSpec) -> HeadWorth:
         squares = np.square(group.query).sum((0, 2)), np.square(group.key).sum(1)
-        (planes_q, free), (planes_k, _) = (_by_plane(x, spec) for x in squares)
+        (planes_q, free), (planes_k, _) = (by_plane(x, spec) for x in squares)
         # Singular values fall: of the directions of a product the first are kept.
         return HeadWorth(
             np.sqrt(planes_q * planes_k),
@@ -174,7 +209,7 @@ def _truncated(
     return np.asarray(B @ V @ V.T)
 
 
-def _by_plane(columns: Float[np.ndarray, " qk"], spec: HeadSpec) -> tuple[np.ndarray, np.ndarray]:
+def by_plane(columns: Float[np.ndarray, " qk"], spec: HeadSpec) -> tuple[np.ndarray, np.ndarray]:
     """Sums over the two columns of each plane, and what has no plane."""
     half = len(spec.rotary_planes or ())
     return columns[:half] + columns[half : 2 * half], columns[2 * half :]

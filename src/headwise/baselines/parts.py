@@ -9,7 +9,7 @@ done to its bias alike. All in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +47,9 @@ class Subject:
 
     profile: Profile
     dense: tuple[Projections, ...]  # of every layer, on the CPU; never write to them
-    measured: dict[str, np.ndarray]  # of `headwise.baselines.measured`, what is needed
+    measured: Mapping[str, np.ndarray]  # of `headwise.baselines.measured`, what is needed
     tied_queries: bool = False  # one norm over all heads: no query or key row can go alone
+    mlps: tuple[Projections, ...] = ()  # of every layer, for the methods that cut whole blocks
 
     @property
     def qk_whole(self) -> bool:
@@ -59,10 +60,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Every layer's projections in the dense shape, and the parameters of their folded form."""
+    """Every layer's projections in the dense shape, and the parameters of their folded form.
+
+    A method that cuts whole blocks gives the MLPs too.
+    """
 
     layers: tuple[Projections, ...]
     attn_params: int
+    mlps: tuple[Projections, ...] = ()
+    ffn_params: int = 0
 
 
 def groups_of(layer: LayerPlan, projections: Projections) -> list[Group]:
@@ -104,6 +110,38 @@ def joined(
         b_O = b_O.double() + (0.0 if shift is None else torch.from_numpy(shift))
     made["output"] = Projection(torch.from_numpy(W_O), b_O)
     return Projections({side: p.to(like[side].weight.dtype) for side, p in made.items()})
+
+
+def kept_mlp(
+    mlp: Projections, kept: Sequence[int], shift: Float[np.ndarray, " d_model"] | None = None
+) -> Projections:
+    """An MLP in its dense shape that reads only these neurons; `shift` is added to its output."""
+    down = mlp["down"]
+    stays = torch.zeros(down.weight.shape[1], dtype=down.weight.dtype)
+    stays[list(kept)] = 1.0
+    return mlp.replaced(down=shifted(Projection(down.weight * stays, down.bias), shift))
+
+
+def shifted(projection: Projection, shift: Float[np.ndarray, " outputs"] | None) -> Projection:
+    """The projection with a constant added to its outputs: a bias, new if there was none."""
+    if shift is None:
+        return projection
+    W, bias = projection.weight, projection.bias
+    more = torch.from_numpy(shift) + (0.0 if bias is None else bias.double())
+    return Projection(W, more.to(W.dtype))
+
+
+def neuron_params(mlp: Projections) -> int:
+    """What one neuron costs: its row of every matrix into it, biases too, and a column out."""
+    d = len(mlp["down"].weight)
+    rows = sum(p.weight.shape[1] + mlp.has_bias(side) for side, p in mlp.items() if side != "down")
+    return d + rows
+
+
+def mlp_params(mlp: Projections, neurons: int) -> int:
+    """Weights and biases of an MLP with so many neurons left; the output bias stays."""
+    bias = mlp["down"].bias
+    return neurons * neuron_params(mlp) + (0 if bias is None else bias.numel())
 
 
 def _with_bias(projection: Projection) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from headwise.baselines.catalogue import Method
+from headwise.baselines.catalogue import Counts, Method
 from headwise.measure.record import Role
 from headwise.models.record import CalibrationRecord
 from headwise.records import Frozen, Record, read_record
@@ -48,9 +48,10 @@ class ComparisonCell(Frozen):
 
     method: str
     budget: str
-    amount: int  # attention parameters allowed
+    amount: int  # parameters allowed, of attention or of the model
     attn_params: int | None = None  # and counted
-    share: float | None = None
+    params: int | None = None
+    share: float | None = None  # counted, of what the budget counts
     texts: tuple[Score, ...] = ()
     problem: str | None = None
     cut: dict[str, JsonValue] | None = None  # settings of our own cut
@@ -71,6 +72,7 @@ class DenseCell(Frozen):
     """The dense model, which every method is compared with."""
 
     attn_params: int
+    params: int | None = None
     texts: tuple[DenseText, ...]
     weights_sha256: str
 
@@ -82,6 +84,8 @@ class ComparisonRecord(Record):
     model: str
     weights_sha256: str
     attn_params: int  # of the dense model
+    params: int | None = None
+    counts: Counts = "attn_params"  # what the budgets count
     calibration: CalibrationRecord
     profile_sha256: str
     texts: tuple[ComparedText, ...]
@@ -102,6 +106,11 @@ class ComparisonRecord(Record):
                     f"{len(self.texts)} texts, got {len(cell.texts)} scores"
                 )
         return self
+
+    @property
+    def counted(self) -> str:
+        """What the budgets count, in words."""
+        return "attention parameters" if self.counts == "attn_params" else "parameters"
 
     @property
     def measured(self) -> tuple[ComparisonCell, ...]:

@@ -10,6 +10,7 @@ of its parameters, so r = share·m·n/(m + n). Heads play no part, biases are ke
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,29 +22,50 @@ from headwise.models.backbones_headwise import Projection, Projections
 from headwise.planning.widths import largest_scale
 
 Shape = tuple[int, ...]  # m × n
-_MOMENT = {"query": "input", "key": "input", "value": "input", "output": "mixed"}
+_MOMENT = {  # of what enters each projection
+    **dict.fromkeys(("query", "key", "value"), "input"),
+    "output": "mixed",
+    **dict.fromkeys(("gate", "up"), "mlp"),
+    "down": "neurons",
+}
 
 
-def svd_llm(subject: Subject, amount: int) -> Cut:
-    """Every projection whitened and truncated, the same share of each."""
-    projections = [p for layer in subject.dense for _, p in layer.items()]
+def svd_llm(subject: Subject, amount: int, *, blocks: bool = False) -> Cut:
+    """Every projection whitened and truncated, the same share of each.
+
+    Of whole `blocks`: those of the MLPs too.
+    """
+    mlps = subject.mlps if blocks else ()
+    projections = [p for layer in (*subject.dense, *mlps) for _, p in layer.items()]
     shapes = [tuple(p.weight.shape) for p in projections]
     biases = sum(p.bias.numel() for p in projections if p.bias is not None)
     share = largest_scale(lambda s: biases + sum(kept(x, s) for x in shapes) <= amount, 1.0)
     if share is None or any(_rank(x, share) == 0 for x in shapes):
-        raise BudgetError(f"{amount} attention parameters leave some projection without a rank.")
-    layers = []
-    for i, dense in enumerate(subject.dense):
-        made = {}
-        for side, whole in dense.items():
-            W = whole.weight
-            rank = _rank(tuple(W.shape), share)
-            if rank < min(W.shape):
-                S = subject.measured[f"{i}.{_MOMENT[side]}"]
-                W = torch.from_numpy(truncated(W.double().numpy(), S, rank)).to(W.dtype)
-            made[side] = Projection(W, whole.bias)
-        layers.append(Projections(made))
-    return Cut(tuple(layers), biases + sum(kept(x, share) for x in shapes))
+        raise BudgetError(f"{amount} parameters leave some projection without a rank.")
+    layers, narrow = (
+        tuple(_truncated(subject, i, layer, share) for i, layer in enumerate(some))
+        for some in (subject.dense, mlps)
+    )
+    return Cut(layers, _counted(subject.dense, share), narrow, _counted(mlps, share))
+
+
+def _truncated(subject: Subject, i: int, dense: Projections, share: float) -> Projections:
+    made = {}
+    for side, whole in dense.items():
+        W = whole.weight
+        rank = _rank(tuple(W.shape), share)
+        if rank < min(W.shape):
+            S = subject.measured[f"{i}.{_MOMENT[side]}"].astype(np.float64)
+            W = torch.from_numpy(truncated(W.double().numpy(), S, rank)).to(W.dtype)
+        made[side] = Projection(W, whole.bias)
+    return Projections(made)
+
+
+def _counted(layers: Sequence[Projections], share: float) -> int:
+    """Parameters of all projections at this share."""
+    all_of = [p for layer in layers for _, p in layer.items()]
+    biases = sum(p.bias.numel() for p in all_of if p.bias is not None)
+    return biases + sum(kept(tuple(p.weight.shape), share) for p in all_of)
 
 
 def truncated(

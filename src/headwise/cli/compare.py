@@ -21,7 +21,7 @@ def compare(recipe: CompareRecipe, common: Common) -> None:
     """Cut a model by every method to the same counted budgets, and measure them alike.
 
     Finished cells stay: run the same command again to resume after a kill, or add more --methods
-    or --attn-params later.
+    or budgets later. With --params whole models are compared, heads and MLPs.
 
     Example: headwise compare ./model --attn-params 75%,50% --text notes.txt -o compared
     """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 import headwise as hw
@@ -157,7 +157,8 @@ def _parameter(name: str, field: FieldInfo, argument: str | None) -> inspect.Par
 
 def _is_limit(name: str, field: FieldInfo) -> bool:
     """Whether an option is one limit of a budget; given twice, the two must agree."""
-    return name in RESOURCES and field.default is None
+    checked = any(isinstance(rule, BeforeValidator) for rule in field.metadata)  # a `LimitText`
+    return name in RESOURCES and checked
 
 
 def _typer_type(name: str, field: FieldInfo) -> Any:

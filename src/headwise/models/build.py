@@ -226,26 +226,39 @@ def load_projections(attention: HeadwiseAttention, projections: Projections) -> 
 
 @contextlib.contextmanager
 def replaced_projections(
-    model: modeling.HeadwisePreTrainedModel, layers: Mapping[int, Projections]
+    model: modeling.HeadwisePreTrainedModel,
+    layers: Mapping[int, Projections],
+    mlps: Mapping[int, Projections] | None = None,
 ) -> Iterator[None]:
-    """Other projections in some layers while the context is open.
+    """Other projections in some layers, and other MLPs of the same shape, while it is open.
 
-    The model's own tensors are set aside and never written to: a live model may share them.
+    The model's own tensors are set aside and never written to: a live model may share them. A bias
+    that the model does not have is added for the while.
     """
-    attentions, own = model.attentions(), []
+    stock, own = inner(model), []
+    table = family_of(stock.config.model_type).mlp
+    owners = [owner for owner, _ in stock_attentions(stock)]
+
+    def put(module: torch.nn.Module, kind: str, tensor: torch.Tensor) -> None:
+        before, like = getattr(module, kind), module.get_parameter("weight")
+        own.append((module, kind, before))
+        made = tensor.to(like.device, like.dtype)
+        setattr(module, kind, torch.nn.Parameter(made, like.requires_grad))
+
     try:
         for i, projections in layers.items():
-            given = projections.tensors()
-            for name, (module, kind) in _tensor_places(attentions[i]).items():
-                before = getattr(module, kind)
-                if not isinstance(before, torch.nn.Parameter):  # what a cut fitted stays
-                    continue
-                own.append((module, kind, before))
-                made = given[name].to(before.device, before.dtype)
-                setattr(module, kind, torch.nn.Parameter(made, before.requires_grad))
+            attention = model.attentions()[i]
+            for name, tensor in projections.tensors().items():
+                path, _, kind = TENSOR_PLACES[name].partition(".")
+                if name not in NORM_TENSORS:  # what a cut fitted stays
+                    put(attention.get_submodule(path), kind, tensor)
+        for i, mlp in (mlps or {}).items():
+            for name, tensor in table.written(mlp).items():
+                path, _, kind = name.rpartition(".")
+                put(owners[i].get_submodule(path), kind, tensor)
         yield
     finally:
-        for module, kind, before in own:
+        for module, kind, before in reversed(own):
             setattr(module, kind, before)
 
 

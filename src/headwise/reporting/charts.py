@@ -133,7 +133,7 @@ def pareto_chart(record: ComparisonRecord, only: int | None = None) -> Chart:
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X(
             "share:Q",
-            title="attention parameters kept",
+            title=f"{record.counted} kept",
             axis=alt.Axis(format="%"),
             scale=alt.Scale(zero=False, padding=8),
         ),

@@ -269,7 +269,7 @@ def comparison_section(record: ComparisonRecord) -> Section:
     """Every method at every budget: figures, a table, and what the methods are."""
     parts: list[Part] = [
         Paragraph(
-            "Perplexity ÷ dense; every method is held to the same number of attention parameters, "
+            f"Perplexity ÷ dense; every method is held to the same number of {record.counted}, "
             "counted."
         )
     ]

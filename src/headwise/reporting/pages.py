@@ -218,6 +218,7 @@ def comparison_page(record: ComparisonRecord) -> Page:
     rows = [
         ("model", record.model),
         ("attention parameters, dense", f"{record.attn_params:,}"),
+        *([] if record.params is None else [("all parameters, dense", f"{record.params:,}")]),
         ("made with", named_versions(record.versions)),
     ]
     return Page(
