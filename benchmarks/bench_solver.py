@@ -3,9 +3,9 @@
 80 layers of 8 head groups, each with 128 value dimensions and 64 query-key planes; sensitivities
 are heavy-tailed and each layer has its own scale. Multiples of 8 are widths: 8 value dimensions,
 4 planes. One case more has neurons beside the heads: 32 layers, 32 heads of 128 and 11,008 neurons
-each, layers tied, single neurons. The time to build the curves is not counted. A budget is solved once from the curves
-("once"), and again by a solver that has them prepared ("again"). The load average tells how quiet
-the machine was.
+each, layers tied, single neurons. The time to build the curves is not counted. A budget is solved
+once from the curves ("once"), and again by a solver that has them prepared ("again"). The load
+average tells how quiet the machine was.
 """
 
 from __future__ import annotations
