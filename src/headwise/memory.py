@@ -32,6 +32,8 @@ SETTLING = 96 * 2**20
 KEPT_WIDTHS, KEPT_FFN_WIDTHS = 12, 5
 # Copies of the logits: themselves, their logarithms, gradients.
 KEPT_LOGITS = 4
+# Copies of them in recovery, whose loss is computed in pieces: both models' and a gradient.
+LOSS_LOGITS = 3
 # Copies of one layer that its cut holds: dense, cut, its fit with gradients and moments, solves.
 CUT_LAYERS = 5.5
 CUT_GRAMS = 6  # matrices in float64, as wide and high as an MLP whose W_down is refitted
@@ -161,7 +163,7 @@ def recover_need(cut: Plan, dense: Plan, *, tokens: int) -> Need:
     trained = 3 * (cost(cut).attn_params + mlps)
     # Gradients pass through every layer; the inputs of trained projections are kept too.
     kept = _kept(cut) + 4 * cut.shape.d_model * cut.shape.n_layers
-    logits = 2 * KEPT_LOGITS * cut.shape.vocab_size
+    logits = LOSS_LOGITS * cut.shape.vocab_size
     return Need(
         "Recovering", held(), NUMBER * params, NUMBER * (trained + tokens * (kept + logits))
     )

@@ -135,3 +135,20 @@ def test_completion_knows_the_commands():
     asked = {"COMP_WORDS": "headwise plan ", "COMP_CWORD": "2"}
     shown = completed(PROGRAM, _HEADWISE_COMPLETE="complete_bash", **asked)
     assert sorted(shown.split()) == ["cost", "design", "fit", "new", "show"]
+
+
+def test_options_named_in_the_documentation_exist():
+    """`--no-refit` in a sentence is as much a promise as a command line."""
+    parameters = [p for command in COMMANDS.values() for p in command.params]
+    known = {flag for p in parameters for flag in (*p.opts, *p.secondary_opts)}
+    known |= {"--help", "--version", "--install-completion", "--show-completion"}
+    known.add("--sizes")  # a benchmark's
+    named = {
+        (page.name, flag)
+        for page in PAGES
+        if page.name != "other-tools.md"
+        for span in re.findall(r"`(--?[a-z][^`]*)`", page.read_text(encoding="utf-8"))
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)
+    }
+    assert len(named) > 100
+    assert not sorted(one for one in named if one[1] not in known)

@@ -149,7 +149,7 @@ def _parameter(name: str, field: FieldInfo, argument: str | None) -> inspect.Par
         )
     metavar = "LIMIT" if _is_limit(name, field) else None
     option = typer.Option(flag(name), help=help_text, metavar=metavar)
-    if kind is bool:
+    if kind in (bool, bool | None):
         names = (flag(name),) if default is False else (f"{flag(name)}/--no-{flag(name)[2:]}",)
         option = typer.Option(*names, help=help_text)
     return _keyword(name, Annotated[kind, option], default)

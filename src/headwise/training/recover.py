@@ -216,18 +216,15 @@ def _job(task: _Task, processes: Accelerator, *, shard: bool) -> TrainingJob:
 def divergence_loss(teacher: nn.Module) -> Loss:
     """Divergence of a model's predictions from the teacher's, plus a share of the next token's."""
     import torch
-    from torch.nn import functional
+
+    from headwise.training.divergence import divergence
 
     def loss(model: nn.Module, batch: Batch, /) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         with torch.no_grad():
-            wanted = teacher(input_ids=batch["input_ids"], use_cache=False).logits.float()
-        given = model(input_ids=batch["input_ids"], use_cache=False).logits.float()
-        logs = given.log_softmax(-1).flatten(0, 1)
-        kl = functional.kl_div(
-            logs, wanted.log_softmax(-1).flatten(0, 1), log_target=True, reduction="batchmean"
-        )
-        nll = functional.nll_loss(logs, batch["labels"].flatten())
-        return kl + NEXT_TOKEN_SHARE * nll, {"kl": kl, "nll": nll}
+            wanted = teacher(input_ids=batch["input_ids"], use_cache=False).logits
+        given = model(input_ids=batch["input_ids"], use_cache=False).logits
+        found, kl, nll = divergence(given, wanted, batch["labels"], share=NEXT_TOKEN_SHARE)
+        return found, {"kl": kl, "nll": nll}
 
     return loss
 
