@@ -103,8 +103,8 @@ def compare(
         _pin_profile(folder, made)
         recovery = None
         if recipe.recover is not None:
-            length = made.record.settings["length"]
-            recovery = RecoverSettings(recipe.recover, length=length, split=recipe.split)
+            recovery = RecoverSettings(recipe.recover, split=recipe.split)
+            recovery = recovery.within(made.record.settings["length"])
         job = Comparison(
             source=source,
             profile=made,

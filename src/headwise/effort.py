@@ -2,8 +2,8 @@
 
             calibrate on    then, on a model that predicts the next token      on others
     quick      8k tokens    recover with 2 tokens for each of those            refit
-    standard  32k           recover with 4                                     refit, fit each layer
-    best      98k           recover with 20                                    refit, fit each layer
+    standard  32k           recover with 8                                     refit, fit each layer
+    best      98k           recover with 40                                    refit, fit each layer
 
 Trials of recovery (docs/compress.md) are what the amounts go by. Refit and layer fit are for what
 is not recovered: encoders, models of images, and `recover=0`; a refitted cut is better untrained,
@@ -45,7 +45,7 @@ class Effort:
 
 EFFORTS: dict[EffortName, Effort] = {
     "quick": Effort(tokens=8192, recover=2, fit=0),
-    "standard": Effort(tokens=32768, recover=4, fit=None),
-    "best": Effort(tokens=98304, recover=20, fit=None),
+    "standard": Effort(tokens=32768, recover=8, fit=None),
+    "best": Effort(tokens=98304, recover=40, fit=None),
 }
 DEFAULT_EFFORT: EffortName = "standard"

@@ -320,9 +320,9 @@ class _Compression:
             cut_model(request, folder, force=self.force, progress=self.progress)
         else:
             drop_partial(folder)
-        length = profile.record.settings["length"]
         assert isinstance(data, Mixture)
-        how = RecoverSettings(tokens=tokens, length=length, split=recipe.split, train=recipe.train)
+        how = RecoverSettings(tokens=tokens, split=recipe.split, train=recipe.train)
+        how = how.within(profile.record.settings["length"])
         recovered = recover_model(
             folder,
             source,

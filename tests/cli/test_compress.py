@@ -76,7 +76,7 @@ def test_a_profile_is_reused_and_a_plan_can_be_given(headwise, place, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("effort", "recovered"), [("quick", 1280), ("standard", 2560)])
+@pytest.mark.parametrize(("effort", "recovered"), [("quick", 1280), ("standard", 5120)])
 def test_an_effort_says_how_much_is_recovered(headwise, place, tmp_path, effort, recovered):
     out = tmp_path / "small"
     line = words(place, out, "--attn-params", "60%", "--no-verify", "--effort", effort, "--json")

@@ -173,12 +173,12 @@ class RecoverSettings:
     """What can be chosen about the training after a cut."""
 
     tokens: int = 100_000  # to train on
-    length: int = 512  # tokens per window
+    length: int = 256  # tokens per window
     batch_size: int = 1  # windows per step, over all processes
     lr: float = 2e-3  # the peak, relative to each matrix's root mean square
     seed: int = 0  # of the batches
     split: float = 0.1  # share of the text that is held out for validation
-    save_every: int = 25  # steps
+    save_every: int = 50  # steps
     device: Device = "auto"
     dtype: Dtype = "auto"  # of matrix products; auto: bf16 where the device has its own
     train: Trained = "attention"  # which parameters
@@ -188,6 +188,10 @@ class RecoverSettings:
             raise HeadwiseError(
                 f"train must be one of {', '.join(get_args(Trained))}, got {self.train!r}."
             )
+
+    def within(self, length: int) -> RecoverSettings:
+        """The same with windows no longer than the calibration's sequences."""
+        return replace(self, length=min(self.length, length))
 
     def on_this_machine(self) -> TrainSettings:
         """The settings of the training loop, for the device that is there."""
@@ -204,7 +208,7 @@ class RecoverSettings:
             warmup=max(1, round(RECOVERY_WARMUP * steps)),
             seed=self.seed,
             split=self.split,
-            eval_every=50,
+            eval_every=100,
             eval_windows=16,
             save_every=self.save_every,
         ).resolved(context=self.length, device=device, dtype=dtype)
