@@ -8,15 +8,15 @@ multiplies) and a small vocabulary, dense and with three quarters and half of th
     ONNX Runtime    graphs in 32 bits: heads of 64 and of 32 in turn by layer, heads of 32
     vLLM            the same in 32 bits, with `--vllm PYTHON` (`make test-vllm` makes one)
 
-    python benchmarks/bench_engines.py --vllm .venv-vllm/bin/python -o engines.jsonl
+    python benchmarks/bench_engines.py --vllm .venv-vllm/bin/python
 
 At every context, reading a prompt of that length (prefill) and then writing tokens one by one
-(decode) are timed. The models of an engine take turns after one warm-up each, until `--repeats` or
-`--seconds` for all of them; a row has the median and the spread. In vLLM many prompts are also
-asked at once, where the cache's memory, just enough for one prompt of the longest context in the
-dense model, binds how many run together. Rows are appended to the file as they are measured, and
-the same command measures what is missing; `--table` prints the file as a table. A busy machine
-tells nothing: every row has its load average.
+(decode) are timed; the cache is weighed after both. The models of an engine take turns after one
+warm-up each, until `--repeats` or `--seconds` for all of them; a row has the median and the spread.
+In vLLM many prompts are also asked at once, where the cache's memory, just enough for one prompt of
+the longest context in the dense model, binds how many run together. Rows are appended to the file
+as they are measured, and the same command measures what is missing; `--table` prints the file as a
+table. A busy machine tells nothing: every row has its load average.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -42,7 +42,8 @@ from headwise.data.tokens import trained_tokenizer
 from headwise.plan import HeadSpec, LayerPlan, Plan
 
 VOCABULARY = 4096
-PROMPTS, PROMPT = 48, 256  # asked at once
+PROMPTS, PROMPT = 24, 192  # asked at once
+BLOCK = 128  # tokens by which vLLM hands out its cache on CPUs
 TOGETHER = f"{PROMPTS} prompts of {PROMPT}"
 
 
@@ -86,13 +87,14 @@ class Runner:
     """A model in an engine."""
 
     run: Run
-    cached: Callable[[int], int]  # bytes of the cache after so many tokens, as the engine has them
+    cached: Callable[[int], int]  # bytes of the cache of so many tokens, left by the last run
     together: Callable[[], float] | None = None  # seconds of many prompts
 
 
 def main() -> None:
     """Time what is asked for; rows come as they are measured."""
     asked = arguments()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(x) for x in asked.out.read_text().splitlines()] if asked.out.exists() else []
     if asked.table:
         print(table(done))
@@ -136,7 +138,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engines", default="", help="llama.cpp,onnxruntime,vllm")
     parser.add_argument("--vllm", help="the Python that has vLLM")
     parser.add_argument("--table", action="store_true", help="only print what was measured")
-    parser.add_argument("-o", "--out", type=Path, default=Path("engines.jsonl"))
+    parser.add_argument("-o", "--out", type=Path, default=Path("build/engines.jsonl"))
     return parser.parse_args()
 
 
@@ -195,11 +197,7 @@ def llama_cpp(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runn
         times = answer["timings"]
         return times["prompt_ms"] / 1e3, times["predicted_ms"] / 1e3
 
-    def cached(context: int) -> int:
-        run(context, 1)
-        return saved_bytes(server)
-
-    return Runner(run, cached)
+    return Runner(run, lambda _: saved_bytes(server))
 
 
 def onnx_runtime(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runner:
@@ -219,11 +217,7 @@ def onnx_runtime(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> R
             session.read([9 + i])
         return middle - start, time.perf_counter() - middle
 
-    def cached(context: int) -> int:
-        run(context, 0)
-        return sum(x.nbytes for x in session.past)
-
-    return Runner(run, cached)
+    return Runner(run, lambda _: sum(x.nbytes for x in session.past))
 
 
 def vllm(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runner:
@@ -231,7 +225,8 @@ def vllm(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runner:
     served = folder.with_name(f"{folder.name}-served")
     hw.export(folder, to="vllm", out=served, check=False)
     longest = max([PROMPT, *(int(x) for x in asked.contexts.split(","))]) + 2 * asked.tokens
-    pool = (longest + 64) * asked.layers * 2 * 3 * 64 * 4  # of the dense model, in 32 bits
+    blocks = longest // BLOCK + 2  # one of them stays empty there
+    pool = blocks * BLOCK * asked.layers * 2 * 3 * 64 * 4  # of the dense model, in 32 bits
     question = {
         "model": str(served),
         "trust": True,
@@ -277,7 +272,7 @@ def vllm(folder: Path, asked: argparse.Namespace, stack: ExitStack) -> Runner:
     def together() -> float:
         return ask([prompt_of(PROMPT, k) for k in range(PROMPTS)], 2 * asked.tokens)["whole"]
 
-    return Runner(run, lambda context: round(pool * context / room), together)
+    return Runner(run, lambda tokens: round(pool * tokens / room), together)
 
 
 ENGINES: dict[str, Callable[[Path, argparse.Namespace, ExitStack], Runner]] = {
@@ -305,7 +300,8 @@ def measured(
         row: dict[str, Any] = {"model": name, "repeats": len(taken[name])}
         for what in taken[name][0]:
             row[what] = _spread([x[what] for x in taken[name]])
-        row["cache_bytes"] = one.cached(PROMPT if context == TOGETHER else int(context))
+        length = PROMPT + 2 * asked.tokens if context == TOGETHER else int(context) + asked.tokens
+        row["cache_bytes"] = one.cached(length)
         rows.append({**row, "load": round(os.getloadavg()[0], 2)})
     return rows
 
@@ -333,9 +329,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         base = dense[row["engine"], row["layers"], row["context"]]
-        cells = [_cell(row, base, what) for what in ("prefill", "decode")]
-        if "written" in row:
-            cells = ["", _cell(row, base, "written")]
+        whats = ("written",) if "written" in row else ("prefill", "decode")
+        cells = [""] * (2 - len(whats)) + [_cell(row, base, what) for what in whats]
         share = row["cache_bytes"] / base["cache_bytes"]
         cells.append(f"{row['cache_bytes'] / 2**20:.2f} MiB ({share:.0%})")
         start = f"| {row['engine']} | {row['context']} | {row['model']} | "

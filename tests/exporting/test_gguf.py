@@ -14,7 +14,7 @@ from headwise.errors import HeadwiseError
 from headwise.exporting import llama_cpp
 from headwise.exporting.gguf_tokenizer import BYTE, vocabulary
 from headwise.exporting.layout import HeadShape
-from headwise.models.build import build_model
+from headwise.models.build import build_model, plan_of
 from headwise.source import open_source
 from tests import tiny
 from tests.exporting.portable import FULL, portable, saved
@@ -68,6 +68,24 @@ def test_llama_cpp_says_the_same(case, tokenizer, tmp_path):
     assert made.parity.top_agreement == 1
     assert made.parity.error < (5e-3 if name == "gpt2" else 1e-3)  # GELU is a table there
     assert made.parity.positions >= 10
+
+
+@pytest.mark.parametrize("case", ["llama", "values only", "keys wider than values"])
+def test_the_cache_weighs_what_the_plan_says(case, tokenizer, tmp_path):
+    name, planes, vo_dim, changes, _ = CASES[case]
+    model = portable(name, planes, vo_dim, **changes)
+    folder, file = with_tokenizer(model, tokenizer, tmp_path / "cut"), tmp_path / "out.gguf"
+    hw.export(folder, to="gguf", out=file, check=False)
+    server = llama_cpp.open_server(file, 128, states=tmp_path)
+
+    def weight(length):
+        llama_cpp.likeliest(server, [7 + i for i in range(length)])
+        return llama_cpp.saved_bytes(server)
+
+    heads = [head for layer in plan_of(model).layers for head in layer.heads]
+    planned = 4 * sum(head.qk_dim + head.vo_dim for head in heads)  # in float32
+    found = (weight(100) - weight(36)) / 64
+    assert planned <= found <= planned + 40  # and which token it is, and where
 
 
 def test_a_kill_after_the_file_has_its_name_leaves_nothing(tokenizer, tmp_path):

@@ -49,6 +49,7 @@ def open_server(
     parameters.model.path = str(file)
     parameters.n_ctx, parameters.n_parallel = context, 1
     parameters.verbosity, parameters.warmup = -1, False
+    parameters.n_ctx_checkpoints = 0  # copies of windowed layers, which a saved cache would hold
     if states is not None:
         parameters.slot_save_path = f"{states}/"
     if precise:
