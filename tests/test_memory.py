@@ -45,6 +45,22 @@ def test_weights_are_counted_once_and_in_their_numbers():
     assert wide.peak == wide.held + wide.more
 
 
+def test_the_caches_of_the_speed_points_count_where_they_fit(monkeypatch):
+    plan = Plan.uniform(SHAPE)
+    weights = 4 * cost(plan).params
+
+    def caches(left, **how):
+        monkeypatch.setattr(memory, "available", lambda: left)
+        need = memory.verify_need((plan, plan), tokens=1, most=1, timed=True, **how)
+        return need.work / weights
+
+    assert caches(None) == 16  # three caches of four times the weights, and a copy of one
+    assert caches(2 * weights + 2 * 12 * weights) == 16
+    assert caches(2 * weights + 2 * 12 * weights - 1) == 4
+    assert caches(2 * weights + 2 * 3 * weights - 1) < 1
+    assert caches(None, in_turns=True) < 1  # many sequences are not timed then
+
+
 def test_this_machine_says_what_is_left():
     left = memory.available()
     assert left is None or left > 2**20

@@ -39,7 +39,8 @@ CUT_LAYERS = 5.5
 CUT_GRAMS = 6  # matrices in float64, as wide and high as an MLP whose W_down is refitted
 CUT_STATES = 6  # copies of the hidden states of the whole calibration text
 LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
-SERVING_CACHE = 4  # the dense model's cache at the longest point of speed, in its weights
+# Speed is measured with a cache as heavy as the weights, and with contexts this much longer.
+LONGER = 4
 # Numbers of each token that a forward pass alone has at a time.
 PASSING_WIDTHS, PASSING_FFN_WIDTHS = 6, 3
 
@@ -131,7 +132,7 @@ def verify_need(
     """Comparing two models, cut and dense, on windows of `tokens`, `most` of them in all.
 
     `in_turns`: one model at a time, the other's predictions on disk. `timed`: the speed is
-    measured too, at points that are left out where their caches do not fit.
+    measured too, of many sequences only where both models and their caches fit.
     """
     shape = plans[1].shape
     together = tokens * max(1, windows_at_once(max(1, shape.vocab_size), tokens) // 2)
@@ -143,15 +144,8 @@ def verify_need(
     params = [cost(one).params for one in plans]
     weights = number * (max(params) if in_turns else sum(params))
     work *= NUMBER
-    cached = [cost(one).kv_bytes for one in plans]
-    if timed and cached[1]:
-        # The dense model is timed twice, with its own code and with the cut one's, and the cache
-        # that is being written to is a copy.
-        share = 1.0 if in_turns else 3.0 + cached[0] / cached[1]
-        caches = int(SERVING_CACHE * number * params[1] * share)
-        left = available()
-        if left is None or weights + 2 * caches <= left:
-            work = max(work, caches)
+    if timed and not in_turns:
+        work = max(work, _serving_caches(plans, weights, number * params[1]))
     return Need("Verifying", held(), weights, work)
 
 
@@ -200,6 +194,21 @@ def size(count: int) -> str:
     if count < 2**30:
         return f"{count / 2**20:.0f} MiB"
     return f"{count / 2**30:.1f} GiB"
+
+
+def _serving_caches(plans: tuple[Plan, Plan], weights: int, dense: int) -> int:
+    """Bytes of caches at the longest point of speed that fits; `dense` are the dense weights."""
+    cut_cache, dense_cache = (cost(one).kv_bytes for one in plans)
+    if not dense_cache:
+        return 0
+    # The dense model is timed twice, with its own code and with the cut one's.
+    each = 2 + cut_cache / dense_cache
+    left = available()
+    for times in (LONGER, 1):
+        caches = times * dense * each
+        if left is None or weights + 2 * caches <= left:  # as `timed_point` decides
+            return int(caches + times * dense)  # the one that is written to is a copy
+    return 0
 
 
 def _kept(plan: Plan) -> int:

@@ -36,6 +36,14 @@ def test_a_short_context_is_served_to_more_sequences():
     assert serving.batch * serving.context * 46_080 / 538_000_000 == pytest.approx(1, rel=0.02)
 
 
+def test_rounding_does_not_leave_the_serving_points_out():
+    """108 sequences of 63.5 tokens: 64 of them, four times as long, would not fit in 254."""
+    points = speed_points(
+        prompt=512, decode_after=128, context=256, weight_bytes=393_277_440, token_bytes=57_344
+    )
+    assert [(p.batch, p.context) for p in points[2:]] == [(108, 63), (108, 252)]
+
+
 @pytest.fixture
 def turns(monkeypatch):
     """Calls in their order; model a takes 2 seconds, b takes 4."""

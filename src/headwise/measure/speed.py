@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.measure.peak import free_memory, peak_bytes
 from headwise.measure.record import PointName, Rate
+from headwise.memory import LONGER
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 SERVED = 16  # sequences decoded together
-LONGER = 4  # contexts of the last point ÷ those of the third
 _STEPS = {"prefill": 0, "decode": 16}  # tokens decoded per repetition; at the serving points 2
 _SERVING_STEPS = 2
 
@@ -76,7 +76,7 @@ def speed_points(
     even = max(1, weight_bytes // token_bytes)  # tokens whose cache weighs as much
     longest = most - _SERVING_STEPS
     batch = max(SERVED, math.ceil(LONGER * even / longest))
-    each = max(1, round(even / batch))
+    each = max(1, int(min(round(even / batch), longest // LONGER)))
     if LONGER * each <= longest:
         points.append(Workload("serving", batch, each, _SERVING_STEPS))
         points.append(Workload("serving, longer", batch, LONGER * each, _SERVING_STEPS))

@@ -189,7 +189,7 @@ def _fit_together(
     window = settings.window or min(reference.shape.context, DEFAULT_WINDOW)
     number = 2 if settings.dtype == "bf16" else NUMBER
     how: dict[str, Any] = {"tokens": window, "most": settings.max_tokens, "number": number}
-    how["timed"] = bool(settings.repeats)
+    how["timed"] = bool(settings.repeats) and sources[1].kind == "causal"
     need = verify_need((model, reference), **how)
     together = need.fits or sources[1].kind != "causal"
     if not together:
