@@ -10,7 +10,7 @@ an output that lacks its last files gets them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -264,11 +264,15 @@ class _Compression:
             command=self.command,
             targets=recipe.for_,
         )
-        self._cut(source, profile, plan, data)
-        verification = (
-            self._verify(source, measured[:own], measured[own:]) if recipe.verify else None
-        )
-        self._write_last(verification)
+
+        def verified(folder: Path) -> Verification | None:
+            if not recipe.verify:
+                return None
+            return self._verify(folder, source, measured[:own], measured[own:])
+
+        self._cut(source, profile, plan, data, verified)
+        verification = verified(self.out)
+        self.notes += note_report(self.out, self.profile_folder)
         record = read_cut_record(self.out)
         return CompressResult(self.out, plan, profile, record, verification, tuple(self.notes))
 
@@ -295,8 +299,22 @@ class _Compression:
             f"verification; give {advice}."
         )
 
-    def _cut(self, source: Source, profile: Profile, plan: Plan, data: Mixture | Images) -> None:
+    def _cut(
+        self,
+        source: Source,
+        profile: Profile,
+        plan: Plan,
+        data: Mixture | Images,
+        verified: Callable[[Path], object],
+    ) -> None:
+        """The new folder, verified before it takes its place."""
         recipe = self.recipe
+
+        def finish(folder: Path, made_from: Path | None) -> None:
+            write_recipe(folder, recipe)
+            write_card(folder, made_from, name=self.out.name)
+            verified(folder)
+
         recoverable = isinstance(data, Mixture) and not source.sees_ahead
         tokens = recipe.amounts.recovery_tokens(
             recipe.recover, profile.record.tokens, recoverable=recoverable
@@ -312,7 +330,7 @@ class _Compression:
                 force=self.force,
                 progress=self.progress,
                 last=self.last,
-                finishing=lambda folder: self._finish(folder, source.folder),
+                finishing=lambda made: finish(made, source.folder),
             )
             return
         folder = self.out.with_name(f"{self.out.name}.cut")
@@ -331,41 +349,34 @@ class _Compression:
             settings=how,
             force=self.force,
             observer=ProgressObserver(self.progress, "recovering"),
-            finishing=lambda made: self._finish(made, folder),
+            finishing=lambda made: finish(made, folder),
             last=self.last,
             command=self.command,
         )
         if recovered.signal:
             raise StoppedError(recovered.signal)
 
-    def _finish(self, folder: Path, made_from: Path | None) -> None:
-        """What lies in the output from the beginning."""
-        write_recipe(folder, self.recipe)
-        write_card(folder, made_from, name=self.out.name)
-
     def _verify(
-        self, source: Source, measured: list[Text | Images], others: list[Any]
+        self, folder: Path, source: Source, measured: list[Text | Images], others: list[Any]
     ) -> Verification:
-        found = read_verification(self.out)
-        if found is not None:  # of a run that was killed after it
-            return found
-        settings = VerifySettings(max_tokens=self.recipe.verify_tokens)
-        found = verify_model(
-            self.out,
-            source,
-            measured,
-            settings,
-            others=others,
-            targets=self.recipe.targets,
-            progress=self.progress,
-        )
-        write_record(self.out / VERIFY_RECORD, found)
-        return found
+        """The record in a folder, measured if it is not there yet; the card then tells it, too.
 
-    def _write_last(self, verification: Verification | None) -> None:
-        if verification is not None:
-            write_card(self.out)
-        self.notes += note_report(self.out, self.profile_folder)
+        The folder is the new one before it takes its place, and after that the output itself.
+        """
+        found = read_verification(folder)
+        if found is None:
+            found = verify_model(
+                folder,
+                source,
+                measured,
+                VerifySettings(max_tokens=self.recipe.verify_tokens),
+                others=others,
+                targets=self.recipe.targets,
+                progress=self.progress,
+            ).model_copy(update={"model": str(self.out)})
+            write_record(folder / VERIFY_RECORD, found)
+        write_card(folder, name=self.out.name)
+        return found
 
 
 def profile_at(

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from headwise import pipeline
 from headwise.artifacts import atomic_file
-from headwise.errors import OutputError
+from headwise.errors import HeadwiseError, OutputError
 
 
 @pytest.fixture
@@ -70,6 +71,30 @@ def test_an_output_of_headwise_is_replaced(headwise, place):
     assert contents(place / "made") == before
     assert headwise(*command[:-4], "--tokens", "96", "-o", "made", "--force").code == 0
     assert contents(place / "made") != before
+
+
+def test_the_earlier_output_stays_until_the_new_one_is_verified(headwise, place, monkeypatch):
+    sizes = ("--length", "16", "--tokens", "64", "--multiple-of", "2", "--recover", "0")
+    command = (*VERBS["compress"], *sizes, "--verify-tokens", "32", "-o", "made")
+    assert headwise(*command, "--no-verify").code == 0
+    before = contents(place / "made")
+
+    def fail(*given, **settings):
+        assert contents(place / "made") == before
+        raise HeadwiseError("no verification today.")
+
+    forced = [{"75%": "60%"}.get(word, word) for word in (*command, "--force")]
+    with monkeypatch.context() as broken:
+        broken.setattr(pipeline, "verify_model", fail)
+        failed = headwise(*forced)
+    assert failed.code == 2
+    assert "no verification today" in failed.err
+    assert contents(place / "made") == before
+    assert headwise(*forced).code == 0
+    assert (place / "made" / "verify.json").is_file()
+    assert contents(place / "made") != before
+    there = {p.name for p in place.iterdir()} - {"model", "text.txt", "album", "link", "pipe"}
+    assert there == {"made", "made.profile"}
 
 
 SHAPE = ("--layers", "1", "--d-model", "16", "--heads", "2", "--context", "32")

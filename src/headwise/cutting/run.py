@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,10 @@ def cut_model(
         output, "cut", inputs, record=CUT_RECORD, force=force, reads=reads, last=last
     ) as run:
         if not run.finished:
-            _cut(request, run, progress, finishing)
+            with contextlib.ExitStack() as ending:
+                folder = _cut(request, run, progress, ending)
+                if finishing is not None:
+                    finishing(folder)
     return read_cut_record(output)
 
 
@@ -85,8 +89,9 @@ def _cut(
     request: CutRequest,
     run: Run,
     progress: Progress,
-    finishing: Callable[[Path], None] | None,
-) -> None:
+    ending: contextlib.ExitStack,
+) -> Path:
+    """The new folder, whole; it takes its place at the end of `ending`."""
     source = request.source
     if source.folder is not None:
         need = cut_need(source.plan, request.plan, tokens=request.profile.record.tokens)
@@ -108,10 +113,9 @@ def _cut(
     job = CutJob(stream, text.held_aside, request.profile, request.plan, request.settings, run)
     cut_layers(job, progress)
     record = _record(request, [run.note(layer_part(i)) for i in stream])
-    with run.finish() as folder:
-        write_checkpoint(folder, source, stream, plan=request.plan, run=run, record=record)
-        if finishing is not None:
-            finishing(folder)
+    folder = ending.enter_context(run.finish())
+    write_checkpoint(folder, source, stream, plan=request.plan, run=run, record=record)
+    return folder
 
 
 def _check(request: CutRequest) -> None:

@@ -89,6 +89,7 @@ def recover(
     check_division(task.settings, processes.num_processes)
     with contextlib.ExitStack() as held:
         opened: list[Run] = []  # in the first process, which writes
+        job: TrainingJob
 
         def begin() -> bool:
             run = resume(
@@ -106,11 +107,14 @@ def recover(
             return opened[0].finished
 
         def conclude() -> StepRecord:
+            nonlocal job
             # The row on disk: a recovery killed after its last step has none in memory.
             newest = read_rows(folder.metrics)[-1]
             if not outcome.signal:
                 with opened[0].finish() as made:
                     _write(task, job.model, opened[0].key, newest, made)
+                    del job  # what finishes may need the memory
+                    processes.free_memory()
                     if finishing is not None:
                         finishing(made)
             return newest
