@@ -16,7 +16,7 @@ LENGTHS = (4, 8, 11)
 
 
 def dense_plan(
-    *, layers=5, groups=3, queries=2, qk=32, vo=24, rotary=None, d_model=64, windows=()
+    *, layers=5, groups=3, queries=2, qk=32, vo=24, rotary=None, d_model=64, windows=(), ffn=13
 ) -> Plan:
     """A plan of equal heads; `rotary` of the query-key columns turn with the position."""
     shape = ModelShape(
@@ -28,7 +28,7 @@ def dense_plan(
         qk_dim=qk,
         vo_dim=vo,
         vocab_size=11,
-        ffn_dim=13,
+        ffn_dim=ffn,
         windows=windows,
     )
     planes = tuple(range((qk if rotary is None else rotary) // 2))
@@ -47,12 +47,20 @@ def write_profile(
     windows=(),
     layers=5,
     seed=0,
+    neurons=0,
     **record,
 ) -> Path:
-    """A profile with random sensitivities, later layers less sensitive."""
+    """A profile with random sensitivities, later layers less sensitive; MLPs if `neurons`."""
     rotary = qk if rotary is None else rotary
     plan = dense_plan(
-        layers=layers, groups=groups, queries=queries, qk=qk, vo=vo, rotary=rotary, windows=windows
+        layers=layers,
+        groups=groups,
+        queries=queries,
+        qk=qk,
+        vo=vo,
+        rotary=rotary,
+        windows=windows,
+        ffn=neurons or 13,
     )
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -62,6 +70,9 @@ def write_profile(
             for measure in ("sensitivity", "energy") if n else ():
                 values = rng.exponential(size=(groups, n)) * 0.01 * 10 ** (-i / 4)
                 tensors[f"layers.{i}.{part}_{measure}"] = values.astype(np.float32)
+        for measure in ("sensitivity", "energy", "mean") if neurons else ():
+            values = rng.exponential(size=neurons) * 0.002 * 10 ** (-i / 4)
+            tensors[f"layers.{i}.ffn_{measure}"] = values.astype(np.float32)
         norm = np.outer(0.3 / np.sqrt(LENGTHS), np.ones(queries * groups)) / (1 + i)
         tensors[f"layers.{i}.jacobian_norm"] = norm.astype(np.float32)
     folder.mkdir(parents=True)

@@ -38,11 +38,13 @@ KINDS = {
     "no positions": {"rotary": 0},
     "windows": {"windows": (None, 7, 7, None, 13)},
     "left alone": {"qk_whole": True},
+    "neurons": {"neurons": 320},
 }
 
 
-def choices(n, seed=0):
+def choices(n, seed=0, *, cut_mlps=False):
     draw = random.Random(seed)
+    more = (lambda: (draw.choice([100, 90, 75]), draw.choice([100, 70]))) if cut_mlps else tuple
     return [
         Choice(
             (
@@ -50,9 +52,11 @@ def choices(n, seed=0):
                 draw.choice([100, 75, 55]),
                 draw.choice([100, 95]),
                 draw.choice([100, 90]),
+                *more(),
             ),
             draw.choice(["head", "layer", "model"]),
             draw.choice([1, 2, 4, 8]),
+            "cut" if cut_mlps else "whole",
         )
         for _ in range(n)
     ]
@@ -65,20 +69,22 @@ def in_place(plan):
 
 def fit_words(choice):
     words = []
-    for name, x in zip(BUDGETS, choice.percent, strict=True):
+    for name, x in zip(BUDGETS, choice.percent, strict=False):
         if x < 100:
             words += [f"--{name.replace('_', '-')}", f"{x:g}%"]
     words = words or ["--attn-params", "100%"]
     rules = ["--granularity", choice.granularity, "--multiple-of", str(choice.multiple_of)]
-    return [*words, *rules, "--no-cut-ffn"]  # the page leaves MLPs whole
+    return [*words, *rules, *(["--no-cut-ffn"] if choice.mlps == "whole" else [])]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
     path = made.profile(tmp_path / "p", **KINDS[kind])
     answers = Answers(Profile.read(path))
-    met = 0
-    for choice in choices(8, seed=len(kind)):
+    met = narrowed = 0
+    cut_mlps = "neurons" in KINDS[kind]
+    assert answers.mlps == (("cut", "whole") if cut_mlps else ("whole",))
+    for choice in choices(8, seed=len(kind), cut_mlps=cut_mlps):
         done = headwise("plan", "fit", path, *fit_words(choice), "--json")
         if done.code == 2:
             with pytest.raises(BudgetError):
@@ -90,6 +96,7 @@ def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
         heads = in_place(plan)
         assert answer["qk"] == [[h.qk_dim for h in row] for row in heads]
         assert answer["vo"] == [[h.vo_dim for h in row] for row in heads]
+        assert answer["ffn"] == list(plan.ffn_dims)
         assert answer["planes"] == [[len(h.rotary_planes) for h in row] for row in heads]
         assert answer["order"] == {
             str(i): list(x.sources)
@@ -100,7 +107,9 @@ def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
         assert answer["exact"] == document["predicted"]["exact"]
         assert [e["runs"] for e in answer["engines"]] == [e["runs"] for e in document["runs_in"]]
         assert all(answer["cost"][r] == document["cost"][r] for r in RESOURCES)
+        narrowed += plan.changes_ffn
     assert met >= 3
+    assert bool(narrowed) == cut_mlps
 
 
 @pytest.mark.parametrize("target", ["gguf", "vllm"])
@@ -133,17 +142,18 @@ def test_plans_for_an_engine_are_those_of_the_command_line(made, headwise, tmp_p
 def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
     answers = Answers(Profile.read(made.profile(tmp_path / "p", **KINDS[kind])))
     grid = saved_grid(answers, 25 if kind == "windows" else 15)  # windows: the most points
-    axes = [grid["levels"].get(name, [100.0]) for name in BUDGETS]
-    units, reduced = unit_costs(answers), 0
+    reduced = 0
     for (key, index), seed in zip(grid["index"].items(), range(99), strict=False):
-        granularity, multiple = key.split()
+        mlps, granularity, multiple = key.split()
+        axes = [grid["levels"][mlps].get(name, [100.0]) for name in BUDGETS]
+        units = unit_costs(answers, mlps)
         assert len(index) == np.prod([len(axis) for axis in axes])
         shape = tuple(len(axis) for axis in axes)
         for k in range(3):
             draw = random.Random(f"{seed} {k}")
             place = tuple(draw.randrange(n) for n in shape)
             percent = tuple(axis[p] for axis, p in zip(axes, place, strict=True))
-            choice = Choice(percent, granularity, int(multiple))
+            choice = Choice(percent, granularity, int(multiple), mlps)
             number = index[int(np.ravel_multi_index(place, shape))]
             reduced += tightest(answers, choice, units) != choice
             try:
@@ -154,6 +164,7 @@ def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
             found = grid["plans"][number]
             assert found["qk"] == [[h.qk_dim for h in row] for row in in_place(plan)]
             assert found["vo"] == [[h.vo_dim for h in row] for row in in_place(plan)]
+            assert found["ffn"] == list(plan.ffn_dims)
     assert reduced > 0  # the shortcut was taken, so the comparison above says something
 
 
@@ -166,7 +177,7 @@ def test_only_proportional_limits_imply_each_other(made, tmp_path):
 
 
 def test_the_narrowest_plan_is_the_least_that_can_be_asked(made, tmp_path):
-    answers = Answers(Profile.read(made.profile(tmp_path / "p", rotary=12)))
+    answers = Answers(Profile.read(made.profile(tmp_path / "p", rotary=12, neurons=200)))
     for rules in (WidthRules(), WidthRules(multiple_of=2), WidthRules("layer", 4)):
         least = answers.least_cost(rules)
         from headwise.plan import Budget, Limit
@@ -182,7 +193,7 @@ def test_the_narrowest_plan_is_the_least_that_can_be_asked(made, tmp_path):
 def test_levels_end_at_all_and_leave_out_what_is_fixed(made, tmp_path):
     answers = Answers(Profile.read(made.profile(tmp_path / "p")))
     found = levels(answers, {"attn_params": 1, "kv_bytes": 7, "flops": 0.5, "traffic": 2})
-    assert set(found) == set(BUDGETS)
+    assert set(found) == {"attn_params", "kv_bytes", "flops", "traffic"}
     for name, axis in found.items():
         assert axis == sorted(axis)
         assert axis[-1] == 100
@@ -202,6 +213,7 @@ def test_ranking_is_the_order_widths_are_filled_in():
         {"kv_bytes": "much"},
         {"multiple_of": "2.5"},
         {"atn_params": "75"},
+        {"mlps": "some"},
     ],
 )
 def test_choices_that_make_no_sense(words):

@@ -115,6 +115,53 @@ def test_the_downloaded_plan_is_the_command_lines(browser, place, kind, headwise
     quiet_and_at_home(browser, place[kind])
 
 
+@pytest.mark.parametrize("kind", ["live", "saved"])
+def test_one_budget_narrows_heads_and_mlps(browser, made, headwise, tmp_path, kind):
+    """Limits over both: both maps, the plan of the command line; then MLPs left whole."""
+    path = made.profile(tmp_path / "p", neurons=320)
+    answers = Answers(Profile.read(path))
+    page = tmp_path / "page.html"
+    page.write_text(saved_page(answers, str(path), 10))
+    ready = READY.replace("2", "3")
+    with Server(answers, live_page(answers, str(path))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            home = server.url if kind == "live" else page.as_uri()
+            browser.open(home)
+            browser.wait(ready)
+            browser.press("#params", "left", "left")
+            browser.press("#kv_bytes", "left")  # the made-up heads are worth more than neurons
+            browser.wait(ready)
+            assert "MLP widths by layer: from " in browser.run(
+                "return document.querySelectorAll('#now svg.map')[2].getAttribute('aria-label')"
+            )
+            browser.click("#download")
+            found = Plan.from_json(downloaded(browser))
+            assert found.changes_ffn
+            assert min(h.vo_dim for layer in found.layers for h in layer.heads) < 24
+            words = shlex.split(browser.text("#fit"))
+            assert "--params" in words
+            done = headwise(*words[1:-1], tmp_path / "plan.json")
+            assert done.code == 0, done.err
+            expected = Plan.from_json((tmp_path / "plan.json").read_text())
+            assert found.layers == expected.layers
+            assert found.origin.predicted_loss == expected.origin.predicted_loss
+            # Left whole: the slider of all parameters goes, those of attention come.
+            browser.click('input[value="whole"]')
+            browser.wait(f"{ready} && current.choice.mlps === 'whole'")
+            assert browser.run("return $('params').offsetParent === null")
+            browser.press("#attn_params", "left", "left")
+            browser.wait(f"{ready} && current.choice.attn_params < 100")
+            browser.click("#download")
+            assert not Plan.from_json(downloaded(browser)).changes_ffn
+            browser.wait("return document.querySelectorAll('#pareto circle.dot').length >= 4")
+            quiet_and_at_home(browser, home)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_two_plans_stand_side_by_side(browser, place):
     browser.open(place["saved"])
     browser.wait(READY)

@@ -22,8 +22,8 @@ from typing import Any
 from headwise.artifacts import versions
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
 from headwise.plan import PLAN_FORMAT, RESOURCES, Budget, Cost, Limit, Plan, Resource
-from headwise.planning.cost import SIDES, dense_cost, unit_cost
-from headwise.planning.fit import FitProblem, fit, width_curves
+from headwise.planning.cost import SIDES, dense_cost, neuron_cost, unit_cost
+from headwise.planning.fit import FitProblem, fit, neuron_curves, width_curves
 from headwise.planning.portable import BY_LAYER, WIDTH, WIDTHS, fit_for, tied, ways_for
 from headwise.planning.rules import GRANULARITIES, WidthRules
 from headwise.planning.targets import runs_in
@@ -32,7 +32,19 @@ from headwise.profiling.format import Profile
 from headwise.profiling.worth import fit_problem
 from headwise.progress import Progress, silent
 
-BUDGETS: tuple[Resource, ...] = ("attn_params", "kv_bytes", "flops", "traffic")
+BUDGETS: tuple[Resource, ...] = (
+    "attn_params",
+    "kv_bytes",
+    "flops",
+    "traffic",
+    "params",
+    "ffn_params",
+)
+MLPS = ("cut", "whole")  # what becomes of MLPs
+LIVE_STEPS: dict[str, dict[Resource, float]] = {  # percent between positions of a slider
+    "cut": dict.fromkeys(BUDGETS, 1) | {"flops": 0.5, "params": 0.5},
+    "whole": {"attn_params": 1, "kv_bytes": 1, "flops": 0.5, "traffic": 1},
+}
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 SAVED_MULTIPLES = (2, 8, 16)  # those that a saved page offers
 LEAST_PERCENT = 20  # no slider goes below
@@ -48,14 +60,15 @@ Units = tuple[Mapping[Resource, int], ...]  # what a dimension of each kind of h
 class Choice:
     """Percentages of the uniform dense model, and the rules; 100 percent is no limit."""
 
-    percent: tuple[float, ...]  # in the order of BUDGETS
+    percent: tuple[float, ...]  # in the order of BUDGETS; what is not given is not limited
     granularity: str = _DEFAULT.granularity
     multiple_of: int = _DEFAULT.multiple_of
+    mlps: str = "whole"
 
     @classmethod
     def parse(cls, words: Mapping[str, str]) -> Choice:
         """The choice in a query's names and values."""
-        known = (*BUDGETS, "granularity", "multiple_of")
+        known = (*BUDGETS, "granularity", "multiple_of", "mlps")
         for name in words:
             if name not in known:
                 raise HeadwiseError(f"unknown name {quoted(name)}. {did_you_mean(name, known)}")
@@ -69,12 +82,15 @@ class Choice:
         if not all(0 < x <= 100 for x in percent):
             shown = [f"{x:g}" for x in percent]
             raise HeadwiseError(f"budgets must be above 0 and up to 100 percent, got {shown}.")
-        return cls(percent, words.get("granularity", _DEFAULT.granularity), multiple)
+        mlps = words.get("mlps", "whole")
+        if mlps not in MLPS:
+            raise HeadwiseError(f"unknown value {quoted(mlps)} of mlps. {did_you_mean(mlps, MLPS)}")
+        return cls(percent, words.get("granularity", _DEFAULT.granularity), multiple, mlps)
 
     @property
     def limits(self) -> dict[Resource, Limit]:
         """What is limited; with nothing limited, all attention parameters."""
-        given = zip(BUDGETS, self.percent, strict=True)
+        given = zip(BUDGETS, self.percent, strict=False)
         found = {name: Limit.parse(f"{x:g}%") for name, x in given if x < 100}
         return found or {"attn_params": Limit.parse("100%")}
 
@@ -103,8 +119,8 @@ class Answers:
         # Ways that tie widths do not ask how wide heads may be.
         self.granularities = (_DEFAULT.granularity,) if ways else GRANULARITIES
         self.dense: Cost = dense_cost(profile.plan.shape, context, batch)  # of percentages
-        # The page shows and narrows heads; MLPs stay whole.
-        self._problem = replace(fit_problem(profile, "sensitivity", _DEFAULT), neurons=None)
+        self._problem = fit_problem(profile, "sensitivity", _DEFAULT)
+        self.mlps = MLPS if self._problem.neurons is not None else ("whole",)
         self._sensitivity = self._problem.sensitivity
         # All ways that name planes name them in one order.
         named = next((way for way in ways if way in (BY_LAYER, WIDTHS, WIDTH)), None)
@@ -125,7 +141,7 @@ class Answers:
             choice.multiple_of,
             context=self.context,
             batch=self.batch,
-            cut_ffn=False,
+            cut_ffn=choice.mlps == "cut",
         )
 
     def _answer(self, choice: Choice) -> dict[str, Any]:
@@ -157,6 +173,13 @@ class Answers:
             unit = task.unit_cost(i, plan.layers[i].heads[j], side_of(part))
             for r in BUDGETS:
                 least[r] -= (width - narrow) * unit[r]
+        if rules.cut_ffn and task.neurons is not None:
+            unit = neuron_cost(plan.shape)
+            for curve in neuron_curves(task.neurons, rules).values():
+                width, step = len(curve.values) - 1, curve.multiple_of
+                narrow = min(width, math.ceil(curve.floor / step) * step)
+                for r in BUDGETS:
+                    least[r] -= (width - narrow) * unit[r]
         return least
 
     @property
@@ -170,16 +193,18 @@ class Answers:
         return tuple(m for m in MULTIPLES if 2 * m <= widest) or (1,)
 
 
-def levels(answers: Answers, steps: Mapping[Resource, float]) -> dict[str, list[float]]:
+def levels(
+    answers: Answers, steps: Mapping[Resource, float], mlps: str = "whole"
+) -> dict[str, list[float]]:
     """The positions of each slider, from the narrowest plan's share up to 100 percent.
 
     A resource that no width changes (an encoder caches nothing) has none.
     """
-    finest = Choice((100.0,) * len(BUDGETS), "head", min(answers.multiples))
+    finest = Choice((100.0,) * len(BUDGETS), "head", min(answers.multiples), mlps)
     least = answers.least_cost(answers.rules(finest))
     found: dict[str, list[float]] = {}
-    for name in BUDGETS:
-        dense, step = answers.dense.counted(name), steps[name]
+    for name, step in steps.items():
+        dense = answers.dense.counted(name)
         if not dense or least[name] == dense:
             continue
         lowest = max(100 * least[name] / dense, LEAST_PERCENT)
@@ -207,6 +232,7 @@ def model_facts(answers: Answers, where: str) -> dict[str, Any]:
         "dense": answers.dense.model_dump(),
         "context": answers.context,
         "granularities": list(answers.granularities),
+        "mlps": list(answers.mlps),
         "targets": list(answers.targets),
         "multiples": list(answers.multiples),
         "plane_order": [[head.plane_ranking for head in layer] for layer in answers.ranked],
@@ -216,6 +242,7 @@ def model_facts(answers: Answers, where: str) -> dict[str, Any]:
 def _by_group(plan: Plan, dense: Plan) -> dict[str, Any]:
     """Widths and planes of the dense model's head groups, 0 where one is gone, and their order."""
     found: dict[str, Any] = {"qk": [], "vo": [], "planes": [], "order": {}}
+    found["ffn"] = list(plan.ffn_dims)
     for i, (layer, whole) in enumerate(zip(plan.layers, dense.layers, strict=True)):
         heads = [layer.by_source.get(j) for j in range(len(whole.heads))]
         found["qk"].append([head.qk_dim if head else 0 for head in heads])
@@ -227,23 +254,36 @@ def _by_group(plan: Plan, dense: Plan) -> dict[str, Any]:
 
 
 def saved_grid(answers: Answers, step: float, progress: Progress = silent) -> dict[str, Any]:
-    """Levels, distinct plans, and for each point of the grid the number of its plan (or −1)."""
+    """Levels, distinct plans, and for each point of the grid the number of its plan (or −1).
+
+    Of the limits that count MLPs, a saved page has the one on all parameters; with the others,
+    which are not proportional to it, the grid would be too large.
+    """
     coarse = 2 * step  # the grid is their product
-    steps = {"attn_params": step, "kv_bytes": coarse, "flops": coarse, "traffic": coarse}
-    found = levels(answers, steps)  # type: ignore[arg-type]
-    axes = [found.get(name, [100.0]) for name in BUDGETS]
+    steps: dict[str, dict[Resource, float]] = {
+        "cut": {"params": step, "kv_bytes": coarse},
+        "whole": {"attn_params": step, "kv_bytes": coarse, "flops": coarse, "traffic": coarse},
+    }
+    found = {mlps: levels(answers, steps[mlps], mlps) for mlps in answers.mlps}
     multiples = [m for m in answers.multiples if m in SAVED_MULTIPLES] or [answers.multiples[0]]
     rules = list(itertools.product(answers.granularities, multiples))
-    points = list(itertools.product(*axes))
-    units, book = unit_costs(answers), _Book(answers)
+    points = {
+        mlps: list(itertools.product(*(found[mlps].get(name, [100.0]) for name in BUDGETS)))
+        for mlps in answers.mlps
+    }
+    book, done = _Book(answers), 0
+    total = len(rules) * sum(len(x) for x in points.values())
     index: dict[str, list[int]] = {}
-    for done, (granularity, multiple) in enumerate(rules):
-        numbers: list[int] = []
-        for percent in points:
-            choice = Choice(percent, granularity, multiple)
-            numbers.append(book.number(tightest(answers, choice, units)))
-            progress("solving", done * len(points) + len(numbers), len(rules) * len(points))
-        index[f"{granularity} {multiple}"] = numbers
+    for mlps in answers.mlps:
+        units = unit_costs(answers, mlps)
+        for granularity, multiple in rules:
+            numbers: list[int] = []
+            for percent in points[mlps]:
+                choice = Choice(percent, granularity, multiple, mlps)
+                numbers.append(book.number(tightest(answers, choice, units)))
+                done += 1
+                progress("solving", done, total)
+            index[f"{mlps} {granularity} {multiple}"] = numbers
     return {"levels": found, "multiples": multiples, "plans": book.plans, "index": index}
 
 
@@ -260,13 +300,13 @@ def tightest(answers: Answers, choice: Choice, units: Units) -> Choice:
         if any(units[0][r] * room[s] <= units[0][s] * room[r] for s in others):
             left.remove(r)
     percent = tuple(
-        x if name in left else 100.0 for name, x in zip(BUDGETS, choice.percent, strict=True)
+        x if name in left else 100.0 for name, x in zip(BUDGETS, choice.percent, strict=False)
     )
-    return Choice(percent, choice.granularity, choice.multiple_of)
+    return replace(choice, percent=percent)
 
 
-def unit_costs(answers: Answers) -> Units:
-    """What a dimension costs in each resource: the different answers over the whole model."""
+def unit_costs(answers: Answers, mlps: str = "whole") -> Units:
+    """What a dimension or neuron costs in each resource: the different answers over the model."""
     plan = answers.profile.plan
     found = [
         unit_cost(plan, i, head, side, answers.dense.context, batch=answers.batch)
@@ -274,6 +314,8 @@ def unit_costs(answers: Answers) -> Units:
         for head in dict.fromkeys(layer.heads)
         for side in SIDES
     ]
+    if mlps == "cut":
+        found.append(neuron_cost(plan.shape))
     return tuple({tuple(unit.items()): unit for unit in found}.values())
 
 
@@ -299,7 +341,9 @@ class _Book:
             except BudgetError:
                 self._choices[choice] = -1
                 return -1
-            key = repr((answer["qk"], answer["vo"], answer["planes"], answer["order"]))
+            key = repr(
+                (answer["qk"], answer["vo"], answer["planes"], answer["order"], answer["ffn"])
+            )
             if key not in self._widths:
                 self._widths[key] = len(self.plans)
                 self.plans.append(answer)

@@ -23,7 +23,14 @@ from urllib.parse import parse_qsl, urlsplit
 
 from headwise.errors import BudgetError, HeadwiseError, reason_of
 from headwise.progress import Progress, silent
-from headwise.reporting.explorer.answers import Answers, Choice, levels, model_facts, saved_grid
+from headwise.reporting.explorer.answers import (
+    LIVE_STEPS,
+    Answers,
+    Choice,
+    levels,
+    model_facts,
+    saved_grid,
+)
 from headwise.reporting.template import page_text
 
 ADDRESS = "127.0.0.1"
@@ -39,7 +46,7 @@ _POLICY = (
 
 def live_page(answers: Answers, where: str) -> str:
     """The page that asks its server for every plan."""
-    steps = levels(answers, {"attn_params": 1, "kv_bytes": 1, "flops": 0.5, "traffic": 1})
+    steps = {mlps: levels(answers, LIVE_STEPS[mlps], mlps) for mlps in answers.mlps}
     return _page({**model_facts(answers, where), "levels": steps}, connect="'self'")
 
 

@@ -4,16 +4,19 @@
 "use strict";
 
 const facts = JSON.parse(document.getElementById("facts").textContent);
-const BUDGETS = ["attn_params", "kv_bytes", "flops", "traffic"];
+const BUDGETS = ["attn_params", "kv_bytes", "flops", "traffic", "params", "ffn_params"];
 const NAMES = {
-  attn_params: "attention parameters",
   params: "total parameters",
+  attn_params: "attention parameters",
+  ffn_params: "MLP parameters",
   kv_bytes: "key-value bytes per token",
   flops: "FLOPs per token",
   traffic: "bytes read per generated token",
 };
 const WIDTHS = { head: "free per head", layer: "equal in a layer", model: "equal in the model" };
-const limited = BUDGETS.filter((name) => facts.levels[name]);
+const MLPS = { cut: "narrowed too, where a limit counts them", whole: "left whole" };
+const shown = Object.keys(NAMES).filter((name) => facts.mlps.some((mlps) => facts.levels[mlps][name]));
+const limited = (choice) => shown.filter((name) => facts.levels[choice.mlps][name]);
 const layers = unpacked(facts.plan.layers).map((layer) => ({ ...layer, heads: unpacked(layer.heads) }));
 const $ = (id) => document.getElementById(id);
 let current = null; // {choice, answer}
@@ -27,10 +30,12 @@ function firstChoice() {
   const choice = {
     granularity: facts.granularities.includes(words.get("granularity")) ? words.get("granularity") : facts.granularities[0],
     multiple_of: near(facts.multiples, Number(words.get("multiple_of")) || 8),
+    mlps: facts.mlps.includes(words.get("mlps")) ? words.get("mlps") : facts.mlps[0],
   };
-  for (const name of limited) {
-    const start = name === "attn_params" && !location.hash ? 75 : 100;
-    choice[name] = near(facts.levels[name], Number(words.get(name)) || start);
+  const begin = choice.mlps === "cut" ? { params: 90 } : { attn_params: 75 };
+  for (const name of limited(choice)) {
+    const start = (!location.hash && begin[name]) || 100;
+    choice[name] = near(facts.levels[choice.mlps][name], Number(words.get(name)) || start);
   }
   return choice;
 }
@@ -56,10 +61,10 @@ async function asked(query) {
 function lookedUp(choice) {
   let place = 0;
   for (const name of BUDGETS) {
-    const levels = facts.levels[name] || [100];
+    const levels = facts.levels[choice.mlps][name] || [100];
     place = place * levels.length + levels.indexOf(choice[name] ?? 100);
   }
-  const number = facts.index[`${choice.granularity} ${choice.multiple_of}`][place];
+  const number = facts.index[`${choice.mlps} ${choice.granularity} ${choice.multiple_of}`][place];
   return number < 0 ? { error: "No plan is that small with these rules; raise the budget or lower the rounding." } : facts.plans[number];
 }
 
@@ -86,6 +91,7 @@ function planOf({ choice, answer }) {
     const moved = order.some((j, place) => j !== place);
     return {
       ...layer,
+      ...(answer.ffn[i] ? { ffn_dim: answer.ffn[i] } : {}),
       heads: packed(order.map((j) => {
         const planes = facts.plane_order[i][j].slice(0, answer.planes[i][j]).sort((a, b) => a - b);
         return {
@@ -114,12 +120,11 @@ const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replac
 
 function fitCommand(choice) {
   const words = ["headwise", "plan", "fit", facts.profile];
-  const limits = limited.filter((name) => choice[name] < 100);
+  const limits = limited(choice).filter((name) => choice[name] < 100);
   for (const name of limits.length ? limits : ["attn_params"]) {
     words.push(`--${name.replace("_", "-")}`, `${choice[name] ?? 100}%`);
   }
-  // The page leaves MLPs whole.
-  if (limits.includes("flops") || limits.includes("traffic")) words.push("--no-cut-ffn");
+  if (choice.mlps === "whole" && (limits.includes("flops") || limits.includes("traffic"))) words.push("--no-cut-ffn");
   if (choice.granularity !== facts.granularities[0]) words.push("--granularity", choice.granularity);
   if (choice.multiple_of !== 8) words.push("--multiple-of", String(choice.multiple_of));
   for (const target of facts.targets) words.push("--for", target);
@@ -170,9 +175,8 @@ function lossWords(loss) {
 
 function drawForm(choice) {
   const form = $("sliders");
-  for (const name of limited) {
-    const levels = facts.levels[name];
-    const range = element("input", { type: "range", id: name, min: 0, max: levels.length - 1, step: 1 });
+  for (const name of shown) {
+    const range = element("input", { type: "range", id: name, min: 0, step: 1 });
     const words = NAMES[name][0].toUpperCase() + NAMES[name].slice(1);
     const title = element("label", { for: name }, `${words}, at most`);
     form.append(element("div", {}, element("div", { class: "range" }, title, element("output", { for: name })), range));
@@ -180,31 +184,61 @@ function drawForm(choice) {
   const group = (title, name, values, words) => element("fieldset", {}, element("legend", {}, title),
     element("div", { class: "options" }, ...values.map((value) =>
       element("label", {}, element("input", { type: "radio", name, value }), ` ${words(value)}`))));
+  if (facts.mlps.length > 1) form.append(group("MLPs", "mlps", facts.mlps, (value) => MLPS[value]));
   form.append(group("Head widths", "granularity", facts.granularities, (value) => WIDTHS[value]));
   form.append(group("Rounded to multiples of", "multiple_of", facts.multiples, String));
   setForm(choice);
-  form.addEventListener("input", () => { sayLimits(); changed(); });
+  form.addEventListener("input", (event) => {
+    if (event.target.name === "mlps") setForm(nearest(formChoice(), event.target.value));
+    sayLimits();
+    changed();
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
+let mlps = null; // what the sliders are set for
+
+// Sliders that this treatment of MLPs has no limits for are hidden.
 function setForm(choice) {
-  for (const name of limited) $(name).value = facts.levels[name].indexOf(choice[name]);
-  for (const name of ["granularity", "multiple_of"]) {
-    document.querySelector(`input[name=${name}][value="${choice[name]}"]`).checked = true;
+  mlps = choice.mlps;
+  for (const name of shown) {
+    const levels = facts.levels[mlps][name];
+    $(name).parentElement.hidden = !levels;
+    if (!levels) continue;
+    $(name).max = levels.length - 1;
+    $(name).value = levels.indexOf(choice[name]);
   }
+  for (const name of ["granularity", "multiple_of", "mlps"]) {
+    const input = document.querySelector(`input[name=${name}][value="${choice[name]}"]`);
+    if (input) input.checked = true;
+  }
+  const axis = $("axis").value;
+  const names = limited(choice);
+  $("axis").replaceChildren(...names.map((name) => element("option", { value: name }, NAMES[name])));
+  if (names.includes(axis)) $("axis").value = axis;
   sayLimits();
+}
+
+// The choice with MLPs treated otherwise: the limits it has there, as near as they come.
+function nearest(choice, other) {
+  const found = { granularity: choice.granularity, multiple_of: choice.multiple_of, mlps: other };
+  for (const name of limited(found)) {
+    const wanted = choice[name] ?? 100;
+    found[name] = facts.levels[other][name].reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
+  }
+  return found;
 }
 
 function formChoice() {
   const picked = (name) => document.querySelector(`input[name=${name}]:checked`).value;
-  const choice = { granularity: picked("granularity"), multiple_of: Number(picked("multiple_of")) };
-  for (const name of limited) choice[name] = facts.levels[name][Number($(name).value)];
+  const choice = { granularity: picked("granularity"), multiple_of: Number(picked("multiple_of")), mlps };
+  for (const name of limited(choice)) choice[name] = facts.levels[mlps][name][Number($(name).value)];
   return choice;
 }
 
 function sayLimits() {
   const choice = formChoice();
-  for (const name of limited) {
+  for (const name of limited(choice)) {
     const words = choice[name] < 100 ? `${choice[name]}%` : "no limit";
     document.querySelector(`output[for=${name}]`).textContent = words;
     $(name).setAttribute("aria-valuetext", words);
@@ -229,12 +263,14 @@ function drawPlan(place, { answer }) {
     ...answer.notes.map((note) => element("p", { class: "quiet" }, note)),
     engineList(answer.engines),
     element("table", {}, element("tbody", {}, ...rows)),
-    ...drawMap("Query-key widths", answer.qk, place.clientWidth), ...drawMap("Value-output widths", answer.vo, place.clientWidth));
+    ...drawMap("Query-key widths", answer.qk, place.clientWidth), ...drawMap("Value-output widths", answer.vo, place.clientWidth),
+    ...(facts.mlps.length > 1 ? drawMap("MLP widths", answer.ffn.map((width) => [width]), place.clientWidth, facts.plan.shape.ffn_dim) : []));
 }
 
 // Drawings are as wide as their place, in its own pixels, so that their letters stay readable.
-function drawMap(title, widths, space) {
-  const full = Math.max(...layers.flatMap((layer) => layer.heads.flatMap((head) => [head.qk_dim, head.vo_dim])));
+// With `neurons`, the full width of an MLP, there is one row.
+function drawMap(title, widths, space, neurons = 0) {
+  const full = neurons || Math.max(...layers.flatMap((layer) => layer.heads.flatMap((head) => [head.qk_dim, head.vo_dim])));
   const groups = Math.max(...widths.map((row) => row.length));
   const edge = Math.max(280, space);
   const cell = { x: (edge - 50) / widths.length, y: Math.min(24, Math.max(8, 200 / groups)) };
@@ -243,18 +279,18 @@ function drawMap(title, widths, space) {
   widths.forEach((row, i) => row.forEach((width, j) => {
     const rect = element("rect", { x: 46 + i * cell.x, y: j * cell.y, width: cell.x, height: cell.y,
       "fill-opacity": (0.06 + 0.94 * width / full).toFixed(3) });
-    rect.append(element("title", {}, `layer ${i}, head group ${j}: ${width}`));
+    rect.append(element("title", {}, `layer ${i}, ${neurons ? "MLP" : `head group ${j}`}: ${width}`));
     svg.append(rect);
   }));
   const label = (x, y, anchor, words) => svg.append(element("text", { x, y, "text-anchor": anchor }, words));
-  label(42, 11, "end", "head 0");
+  label(42, 11, "end", neurons ? "MLP" : "head 0");
   if (groups > 1 && height > 24) label(42, height - 2, "end", String(groups - 1));
   label(46, height + 14, "start", "layer 0");
   label(edge - 4, height + 14, "end", String(widths.length - 1));
   const all = widths.flat();
   const mean = all.reduce((a, b) => a + b, 0) / all.length;
   const words = `from ${Math.min(...all)} to ${Math.max(...all)}, ${mean.toFixed(1)} on average`;
-  svg.setAttribute("aria-label", `${title} by layer and head group: ${words}`);
+  svg.setAttribute("aria-label", `${title} by layer${neurons ? "" : " and head group"}: ${words}`);
   return [element("h3", {}, `${title}: `, element("span", { class: "quiet" }, words)), svg,
     element("div", { class: "key", "aria-hidden": "true" }, "0", element("i"), String(full)), numbers(title, widths)];
 }
@@ -274,16 +310,16 @@ let pareto = { key: "", points: [] };
 // never waits behind them.
 async function fillPareto() {
   const axis = $("axis").value;
-  const { granularity, multiple_of } = current.choice;
-  const key = `${axis} ${granularity} ${multiple_of}`;
+  const { granularity, multiple_of, mlps } = current.choice;
+  const key = `${axis} ${granularity} ${multiple_of} ${mlps}`;
   if (pareto.key !== key) pareto = { key, points: [] };
   const mine = pareto;
-  const every = Math.ceil(facts.levels[axis].length / 16);
-  const levels = facts.levels[axis].filter((_, k, list) => (list.length - 1 - k) % every === 0);
+  const every = Math.ceil(facts.levels[mlps][axis].length / 16);
+  const levels = facts.levels[mlps][axis].filter((_, k, list) => (list.length - 1 - k) % every === 0);
   const moved = moves;
   for (const level of levels.toReversed().slice(mine.points.length)) {
-    const choice = { granularity, multiple_of };
-    for (const name of limited) choice[name] = name === axis ? level : 100;
+    const choice = { granularity, multiple_of, mlps };
+    for (const name of limited(choice)) choice[name] = name === axis ? level : 100;
     let answer = null;
     try { answer = await answerTo(choice); } catch { /* smaller than any plan: no point there */ }
     if (mine !== pareto || moved !== moves) return;
@@ -365,8 +401,9 @@ function showCurrent() {
 }
 
 function speak() {
-  const share = current.answer.cost.attn_params / facts.dense.attn_params;
-  $("spoken").textContent = `Predicted ${lossWords(current.answer.loss)} with ${percent(share)} of the attention parameters.`;
+  const counted = current.choice.mlps === "cut" ? "params" : "attn_params";
+  const share = current.answer.cost[counted] / facts.dense[counted];
+  $("spoken").textContent = `Predicted ${lossWords(current.answer.loss)} with ${percent(share)} of the ${NAMES[counted]}.`;
 }
 
 function download() {
@@ -391,7 +428,6 @@ function start() {
     `FLOPs and bytes read are those at a context of ${facts.dense.context.toLocaleString("en")} tokens` +
     `${facts.dense.batch > 1 ? ` with ${facts.dense.batch} sequences decoded together` : " of one sequence"}. ` +
     `${facts.plans ? "A saved page: plans on a grid of budgets." : "Every plan is the exact solver's answer."} ${facts.notes.map((note) => `Note: ${note}.`).join(" ")}`;
-  $("axis").append(...limited.map((name) => element("option", { value: name }, NAMES[name])));
   $("axis").addEventListener("change", () => { pareto = { key: "", points: [] }; fillPareto(); });
   $("download").addEventListener("click", download);
   $("keep").addEventListener("click", () => keep(current));
