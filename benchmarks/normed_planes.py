@@ -19,8 +19,7 @@ from typing import Any
 
 from headwise.cutting.run import CutRequest, cut_model
 from headwise.cutting.settings import CutSettings
-from headwise.data.split import held_out_split
-from headwise.data.text import Text, read_source
+from headwise.data.text import Text, held_out_split, read_source
 from headwise.measure.likelihood import likelihood, scored_stream
 from headwise.models.norms_headwise import KeptNorm
 from headwise.plan import Budget, Limit

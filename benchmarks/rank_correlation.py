@@ -26,8 +26,7 @@ from scipy.stats import spearmanr
 from transformers.initialization import no_init_weights
 
 from headwise.cutting.cut import cut_projections
-from headwise.data.split import held_out_split
-from headwise.data.text import Text, read_source
+from headwise.data.text import Text, held_out_split, read_source
 from headwise.measure.comparison import embedding_cosines, text_comparison
 from headwise.measure.likelihood import scored_stream
 from headwise.models.backbones_headwise import projections_of

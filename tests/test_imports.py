@@ -172,7 +172,7 @@ def test_the_checks_can_fail():
     assert upward_arrows({"headwise.plan": {"headwise.cli.main"}}) != []
     assert cycles({"a": {"b"}, "b": {"a"}}) == [["a", "b"]]
     inside = "def f():\n    from ..cli import main\n"
-    assert "headwise.cli.main" in imports(inside, "headwise.theory.bounds", is_package=False)
+    assert "headwise.cli.main" in imports(inside, "headwise.theory.allocation", is_package=False)
 
 
 def test_the_light_rooms_name_nothing_heavy():

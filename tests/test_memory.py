@@ -14,8 +14,7 @@ import pytest
 import headwise as hw
 from headwise import memory
 from headwise.errors import HeadwiseError
-from headwise.measure.comparison import text_comparison
-from headwise.measure.stored_logits import StoredLogits
+from headwise.measure.comparison import StoredLogits, text_comparison
 from headwise.plan import ModelShape, Plan
 from headwise.planning.cost import cost
 from tests import tiny

@@ -16,14 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.baselines.catalogue import CompareSettings
 from headwise.baselines.comparison import (
     Comparison,
     ComparisonFolder,
     cut_settings,
     run_comparison,
 )
-from headwise.baselines.record import ComparisonRecord, read_comparison
+from headwise.baselines.record import CompareSettings, ComparisonRecord, read_comparison
 from headwise.data.mixture import Mixture, read_mixture
 from headwise.data.text import Text, read_source
 from headwise.errors import HeadwiseError, OutputError, StoppedError

@@ -24,9 +24,8 @@ from headwise.data.mixture import Mixture, Share, read_mixture
 from headwise.data.text import Text, read_source
 from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError, StoppedError
-from headwise.measure.record import VERIFY_RECORD, Verification, read_verification
-from headwise.measure.self_text import self_text
-from headwise.measure.settings import VerifySettings
+from headwise.measure.generation import self_text
+from headwise.measure.record import VERIFY_RECORD, Verification, VerifySettings, read_verification
 from headwise.measure.verification import verify as verify_model
 from headwise.memory import NUMBER, profile_need
 from headwise.models.record import CUT_RECORD, CutRecord, read_cut_record

@@ -21,13 +21,12 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from headwise.artifacts import check_output, write_text
-from headwise.baselines.catalogue import COMPARED, RECOVERED, Counts, policy_method
+from headwise.baselines.record import COMPARED, RECOVERED, Counts, policy_method
 from headwise.cutting.settings import CutSettings
 from headwise.data.text import text_name
 from headwise.effort import DEFAULT_EFFORT, EFFORTS, Effort, EffortName
 from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
-from headwise.measure.record import Targets
-from headwise.measure.settings import VerifySettings
+from headwise.measure.record import Targets, VerifySettings
 from headwise.plan import RESOURCES, Budget, Limit, ModelShape
 from headwise.planning.families import new_shape
 from headwise.planning.rules import FIT_POLICIES, WidthRules, policy_and_seed

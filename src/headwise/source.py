@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from headwise.data.images import PIXELS, Images
+from headwise.data.images import PIXELS, ImageReader, Images, Shape
 from headwise.data.mixture import Mixture
-from headwise.data.pixels import ImageReader, Shape
 from headwise.data.text import Text
 from headwise.data.tokens import load_tokenizer, refuse_absent_path
 from headwise.devices import Dtype, chosen_device

@@ -181,8 +181,7 @@ def verify(
     >>> met, ratio = found.met, found.texts[0].ratio
     """
     from headwise.data.text import read_source
-    from headwise.measure.record import VERIFY_RECORD
-    from headwise.measure.settings import VerifySettings
+    from headwise.measure.record import VERIFY_RECORD, VerifySettings
     from headwise.measure.verification import verify as verify_model
     from headwise.pipeline import measured_data
     from headwise.source import model_name, tokenizer_name

@@ -9,12 +9,17 @@ import pytest
 import torch
 
 from headwise.baselines.comparison import BLOCK_RIVALS
-from headwise.baselines.flap import flap, kept_units, scores
-from headwise.baselines.heads import layer_params
-from headwise.baselines.llm_pruner import cut_layers, llm_pruner
 from headwise.baselines.measured import MEASURES, measurements
 from headwise.baselines.modegpt import leverage, modegpt, nystrom
 from headwise.baselines.parts import Subject, mlp_params
+from headwise.baselines.pruning import (
+    cut_layers,
+    flap,
+    kept_units,
+    layer_params,
+    llm_pruner,
+    scores,
+)
 from headwise.errors import BudgetError
 from headwise.models.backbones_headwise import layer_mlp, projections_of, stock_attentions
 from headwise.models.build import convert, inner, replaced_projections

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from headwise.baselines.comparison import RIVALS
-from headwise.baselines.heads import head_pruning, head_scores, kept_heads, layer_params
 from headwise.baselines.measured import measurements, missing_measures
 from headwise.baselines.narrowing import clover, magnitude, uniform
 from headwise.baselines.parts import Subject, groups_of, joined
+from headwise.baselines.pruning import head_pruning, head_scores, kept_heads, layer_params
 from headwise.baselines.svd_llm import svd_llm, truncated
 from headwise.errors import BudgetError
 from headwise.models.backbones_headwise import Projection, projections_of

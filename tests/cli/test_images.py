@@ -13,8 +13,7 @@ from transformers import (
     AutoModelForImageClassification,
 )
 
-from headwise.data.images import read_images
-from headwise.data.pixels import ImageReader
+from headwise.data.images import ImageReader, read_images
 from tests import tiny
 
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 9

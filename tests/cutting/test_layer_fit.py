@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from headwise.cutting.cut import cut_projections
-from headwise.cutting.layer_fit import FitSchedule, fit_layer, fit_schedule
-from headwise.cutting.layer_task import (
+from headwise.cutting.layer_fit import (
+    FitSchedule,
     LayerBatches,
     LayerTask,
     dense_outputs,
+    fit_layer,
+    fit_schedule,
     log1p_relative_error,
 )
 from headwise.cutting.refit import (

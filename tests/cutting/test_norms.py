@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headwise.cutting.norms import NormRegression
+from headwise.cutting.refit import NormRegression
 
 EPS = 1e-6
 KEPT = (0, 2, 3)  # of seven columns

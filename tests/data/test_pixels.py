@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headwise.data.images import read_images
-from headwise.data.pixels import ImageReader
+from headwise.data.images import ImageReader, read_images
 from headwise.errors import HeadwiseError
 
 SHAPE = (3, 4, 6)

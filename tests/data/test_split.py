@@ -1,6 +1,6 @@
 import pytest
 
-from headwise.data.split import held_out_split
+from headwise.data.text import held_out_split
 from headwise.errors import HeadwiseError
 
 

@@ -18,15 +18,14 @@ import numpy as np
 
 from headwise.baselines.record import read_comparison
 from headwise.cli import main
-from headwise.data.images import read_images
-from headwise.data.pixels import ImageReader
+from headwise.data.images import ImageReader, read_images
 from headwise.data.text import read_source
 from headwise.data.tokens import load_tokenizer
 from headwise.errors import HeadwiseError, printable
 from headwise.exporting.record import EXPORT_RECORD, ExportRecord, read_export
 from headwise.measure.answers import tasks_asked
+from headwise.measure.generation import SELF_TEXT_RECORD, SelfTextRecord, read_self_text
 from headwise.measure.record import read_verification
-from headwise.measure.self_text import SELF_TEXT_RECORD, SelfTextRecord, read_self_text
 from headwise.models.gguf import dequantised
 from headwise.models.record import read_cut_record
 from headwise.plan import Plan

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import headwise as hw
 from headwise.errors import HeadwiseError
-from headwise.measure import self_text as module
-from headwise.measure.self_text import SELF_TEXT_RECORD, self_text, write_self_text
+from headwise.measure import generation as module
+from headwise.measure.generation import SELF_TEXT_RECORD, self_text, write_self_text
 from headwise.source import open_source
 from tests import tiny
 

@@ -6,8 +6,13 @@ from transformers import DynamicCache
 
 from headwise.errors import HeadwiseError
 from headwise.measure import speed
-from headwise.measure.peak import parse_bytes, peak_bytes, sequence_bytes, sequences_that_fit
-from headwise.measure.size import cache_bytes
+from headwise.measure.size import (
+    cache_bytes,
+    parse_bytes,
+    peak_bytes,
+    sequence_bytes,
+    sequences_that_fit,
+)
 from headwise.measure.speed import FilledCache, Workload, decoding_bytes, speed_points, timed_point
 from headwise.models.build import convert, plan_of
 from tests import tiny

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import torch
 
-from headwise.profiling.objectives import probe
 from headwise.profiling.run import ProfileJob
+from headwise.profiling.source import probe
 
 
 def sequence_losses(job: ProfileJob):

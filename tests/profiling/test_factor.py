@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwise.errors import HeadwiseError
-from headwise.profiling.factor import RIDGE, score_basis, value_basis
+from headwise.profiling.reduction import RIDGE, score_basis, value_basis
 
 DIM, OUT, TOKENS = 7, 11, 97
 

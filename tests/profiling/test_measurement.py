@@ -113,7 +113,7 @@ def test_softmax_rows_are_those_of_eager_attention(tmp_path, family):
     ids = torch.from_numpy(job.sequences.inputs)
     if family == "bert":
         # Masked tokens are replaced before the model sees them.
-        from headwise.profiling.objectives import probe
+        from headwise.profiling.source import probe
 
         ids = probe("masked-token", ids, tuple(range(7)), 11, 3).inputs
     job.model(input_ids=ids)
@@ -173,7 +173,7 @@ def test_labels_are_drawn_from_the_model_s_own_answer():
     """As often as it gives them, and whichever images run together."""
     from types import SimpleNamespace
 
-    from headwise.profiling.objectives import probe
+    from headwise.profiling.source import probe
 
     p = torch.tensor([0.7, 0.2, 0.1])
     numbers = tuple(range(3001))

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwise.errors import TheoryError
-from headwise.theory.allocation import MAX_WIDTH, allocate
-from headwise.theory.bounds import HeadGroup, error_bound
+from headwise.theory.allocation import MAX_WIDTH, HeadGroup, allocate, error_bound
 from headwise.theory.estimators import Spectrum
 
 

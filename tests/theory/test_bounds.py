@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise.errors import TheoryError
-from headwise.theory.bounds import (
+from headwise.theory.allocation import (
     MAX_LAGS,
     MAX_POINTS,
     HeadGroup,

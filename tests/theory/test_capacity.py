@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwise.errors import TheoryError
-from headwise.theory.capacity import ASSUMPTION, memorization
+from headwise.theory.floors import ASSUMPTION, memorization
 
 
 def test_by_hand() -> None:

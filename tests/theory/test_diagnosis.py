@@ -5,7 +5,7 @@ import pytest
 from headwise.errors import TheoryError
 from headwise.plan import HeadSpec, LayerPlan, Plan
 from headwise.planning.families import new_shape
-from headwise.theory.diagnosis import failure_signs
+from headwise.theory.advise import failure_signs
 
 SHAPE = new_shape(n_layers=6, d_model=768, n_heads=8, head_dim=96, context=1024)
 LATE, EARLY, UNIFORM, FLOOR = (

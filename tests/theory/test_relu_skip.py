@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from headwise.errors import TheoryError
-from headwise.theory.attention_stack import AttentionStack, logits, random_stack
 from headwise.theory.relu_skip import (
     absorb,
     absorbable_example,
@@ -15,7 +14,7 @@ from headwise.theory.relu_skip import (
     redundant_neurons,
     relu_mlp,
 )
-from headwise.theory.reparametrization import fold
+from headwise.theory.reparametrization import AttentionStack, fold, logits, random_stack
 
 SIZES = [(1, 3), (2, 3), (2, 7), (2, 11), (3, 5), (3, 13), (5, 5), (5, 19), (7, 29), (17, 67)]
 

@@ -7,19 +7,17 @@ import numpy as np
 import pytest
 
 from headwise.errors import TheoryError
-from headwise.theory.attention_stack import (
-    AttentionStack,
-    StackLayer,
-    _check_arrangement,
-    logits,
-    random_stack,
-)
 from headwise.theory.reparametrization import (
     CONDITION_LIMIT,
+    AttentionStack,
+    StackLayer,
     StreamBases,
+    _check_arrangement,
     _field,
     fold,
     forced_fold,
+    logits,
+    random_stack,
     rebased,
     saved_share,
 )

@@ -35,30 +35,26 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from headwise.artifacts import atomic_file, versions, write_text
-from headwise.baselines.catalogue import (
-    METHODS,
-    CompareSettings,
-    Counts,
-    described,
-    is_recovered,
-    leaves_mlps,
-    policy_of,
-)
-from headwise.baselines.flap import flap
-from headwise.baselines.heads import head_pruning
-from headwise.baselines.llm_pruner import llm_pruner
 from headwise.baselines.measured import Measure, measurements, missing_measures
 from headwise.baselines.modegpt import modegpt
 from headwise.baselines.narrowing import clover, energy, magnitude, uniform
 from headwise.baselines.parts import Cut, Subject
+from headwise.baselines.pruning import flap, head_pruning, llm_pruner
 from headwise.baselines.record import (
     COMPARE_RECORD,
+    METHODS,
     ComparedText,
+    CompareSettings,
     ComparisonCell,
     ComparisonRecord,
+    Counts,
     DenseCell,
     DenseText,
     Score,
+    described,
+    is_recovered,
+    leaves_mlps,
+    policy_of,
 )
 from headwise.baselines.svd_llm import svd_llm
 from headwise.cutting.run import CutRequest, cut_model, is_cut, refuse_other_weights

@@ -32,7 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.models.attention_headwise import PROJECTIONS
 from headwise.models.backbones_headwise import Mlp, family_of, projections_of, stock_attentions
 from headwise.models.build import inner, plan_of
-from headwise.profiling.objectives import probe
+from headwise.profiling.source import probe
 from headwise.progress import Progress, silent
 
 Measure = Literal["moments", "gates", "mlps", "spread", "influence", "taylor"]

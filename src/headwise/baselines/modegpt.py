@@ -27,7 +27,7 @@ from headwise.plan import HeadSpec, LayerPlan, Plan
 from headwise.planning.cost import cost
 from headwise.planning.fit import Kept, most_valuable
 from headwise.planning.widths import largest_scale
-from headwise.profiling.factor import value_basis
+from headwise.profiling.reduction import value_basis
 
 EPSILON = 0.1  # the temperature of the shares
 MOST = 0.9  # of a layer's widths that may go

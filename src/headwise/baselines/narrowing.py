@@ -15,9 +15,9 @@ of A·B is A·B·V_r·V_rᵀ: the value matrix is projected on the first right s
 product. Rotary positions stand between W_Q and W_K, so there whole planes are kept, those of the
 largest ‖W_Q‖·‖W_K‖.
 
-The measured bases are those of plain whitened truncation (`headwise.profiling.factor`), made here
-from the profile's moments; where the layer has an output bias, the mean of what is dropped moves
-into it.
+The measured bases are those of plain whitened truncation (`headwise.profiling.reduction`), made
+here from the profile's moments; where the layer has an output bias, the mean of what is dropped
+moves into it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from headwise.planning.fit import (
     most_valuable,
 )
 from headwise.planning.rules import WidthRules
-from headwise.profiling.factor import ScoreBasis, ValueBasis, score_basis, value_basis
+from headwise.profiling.reduction import ScoreBasis, ValueBasis, score_basis, value_basis
 
 FINEST = WidthRules("head", multiple_of=1, min_dim=1, ffn_multiple_of=1)
 

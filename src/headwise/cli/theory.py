@@ -17,9 +17,9 @@ from headwise.planning.families import new_shape
 from headwise.plans import read_plan
 from headwise.recipe import AdviseOptions, AllocateOptions, BoundOptions, TokenOptions
 from headwise.theory.advise import advise as views_on
+from headwise.theory.advise import failure_signs
 from headwise.theory.allocation import allocate as best_allocation
-from headwise.theory.bounds import bound_curve
-from headwise.theory.diagnosis import failure_signs
+from headwise.theory.allocation import bound_curve
 from headwise.theory.estimators import Spectrum, read_vectors, token_spectrum
 
 MAX_COUNTS = 10_000

@@ -28,10 +28,24 @@ import torch
 from torch import Tensor
 
 from headwise.cutting.cut import cut_mlp, cut_projections
-from headwise.cutting.layer_fit import FitRecord, fit_layer, fit_schedule
-from headwise.cutting.layer_task import LayerBatches, LayerTask, attention_of, dense_outputs
-from headwise.cutting.norms import NormRegression, fitted_norms, norm_regressions
-from headwise.cutting.refit import RefitRecord, down_regressions, refit_output, regressions
+from headwise.cutting.layer_fit import (
+    FitRecord,
+    LayerBatches,
+    LayerTask,
+    attention_of,
+    dense_outputs,
+    fit_layer,
+    fit_schedule,
+)
+from headwise.cutting.refit import (
+    NormRegression,
+    RefitRecord,
+    down_regressions,
+    fitted_norms,
+    norm_regressions,
+    refit_output,
+    regressions,
+)
 from headwise.cutting.settings import CutSettings
 from headwise.models.backbones_headwise import Projections, layer_mlp
 from headwise.models.layer_stream import LayerStream

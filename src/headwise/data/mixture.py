@@ -27,8 +27,7 @@ import numpy as np
 from jaxtyping import Integer, UInt32
 
 from headwise.data.builtin import MIXED, MIXED_KINDS
-from headwise.data.split import held_out_split
-from headwise.data.text import Text, name_and_weight, read_source
+from headwise.data.text import Text, held_out_split, name_and_weight, read_source
 from headwise.data.tokens import token_stream
 from headwise.errors import HeadwiseError
 

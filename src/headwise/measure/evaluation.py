@@ -18,8 +18,14 @@ from headwise.data.text import Text
 from headwise.data.tokens import token_stream
 from headwise.devices import Dtype
 from headwise.errors import HeadwiseError
-from headwise.measure.likelihood import Likelihood, likelihood, scored_stream, window_of
-from headwise.measure.masked import MaskedScore, masked_score
+from headwise.measure.likelihood import (
+    Likelihood,
+    MaskedScore,
+    likelihood,
+    masked_score,
+    scored_stream,
+    window_of,
+)
 from headwise.progress import Progress, silent
 from headwise.records import Frozen, Record
 from headwise.source import Source

@@ -1,15 +1,29 @@
-"""What a model writes after a prompt."""
+"""What a model writes: after a prompt, or on its own, as calibration text.
+
+Sequences are drawn token by token from the model's own distribution, from the start of a text on,
+many side by side. They are text the model finds ordinary, of every kind it has learned, so a cut
+that is calibrated on them is not bent towards one kind.
+
+    OUT.partial/parts/drawn-00000 …   sequences drawn together; a kill loses one part at most
+    OUT/self-text.json                the documents, the model and the seed
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from headwise.data.text import Text
 from headwise.data.tokens import refuse_unknown_tokens
 from headwise.errors import HeadwiseError
 from headwise.measure.likelihood import model_context, start_token
+from headwise.progress import Progress, silent
+from headwise.records import Record, read_record, write_record
+from headwise.runs import drop_partial, resume
+from headwise.source import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,3 +86,120 @@ def continuation(
         )
     new = output[0, len(ids) :]
     return Continuation(str(tokenizer.decode(new, skip_special_tokens=True)), len(new))
+
+
+SELF_TEXT_RECORD = "self-text.json"
+NAME = "self-text"
+TOGETHER = 16  # sequences drawn side by side
+LENGTH = 512  # tokens of a sequence, or the context where that is shorter
+
+
+class SelfTextRecord(Record):
+    """The content of self-text.json."""
+
+    format: Literal["headwise-self-text/2"] = "headwise-self-text/2"
+    key: str
+    model: str
+    weights_sha256: str
+    tokens: int
+    seed: int
+    documents: tuple[str, ...]
+
+
+def write_self_text(
+    source: Source, tokens: int, folder: Path, *, seed: int = 0, progress: Progress = silent
+) -> Text:
+    """At least `tokens` tokens of the model's own, kept in `folder`; resumed after a kill."""
+    source.refuse_seeing_ahead("--self-text")
+    length = min(LENGTH, source.plan.shape.context)
+    together = min(TOGETHER, -(-tokens // length))
+    inputs = {
+        "model": source.name,
+        "weights_sha256": source.weights_sha256,
+        "tokens": tokens,
+        "length": length,
+        "seed": seed,
+    }
+    with resume(folder, NAME, inputs, record=SELF_TEXT_RECORD) as run:
+        if not run.finished:
+            model: Any = source.load("causal-lm", device="cpu", dtype="fp32")
+            parts = [f"drawn-{i:05d}" for i in range(-(-tokens // (together * length)))]
+            for i, name in enumerate(parts):
+                progress("writing text", i, len(parts))
+                if not run.has(name):
+                    start = _start(source)
+                    run.put(name, {"ids": _draw(model, start, (together, length), (seed, i))})
+            rows = [row for name in parts for row in run.get(name)["ids"].tolist()]
+            written = source.tokenizer.batch_decode(rows, skip_special_tokens=True)
+            record = SelfTextRecord(
+                key=run.key,
+                model=source.name,
+                weights_sha256=source.weights_sha256,
+                tokens=len(rows) * length,
+                seed=seed,
+                documents=tuple(written),
+            )
+            with run.finish() as made:
+                write_record(made / SELF_TEXT_RECORD, record)
+    return read_self_text(folder)
+
+
+def self_text(
+    source: Source, tokens: int, folder: Path, *, seed: int = 0, progress: Progress = silent
+) -> Text:
+    """The text in a folder if this model wrote it, else one that is written there."""
+    if not (folder / SELF_TEXT_RECORD).exists():
+        return write_self_text(source, tokens, folder, seed=seed, progress=progress)
+    found = read_record(folder / SELF_TEXT_RECORD, SelfTextRecord, advice=f"remove {folder}")
+    if (found.model, found.seed) != (source.name, seed) or found.tokens < tokens:
+        raise HeadwiseError(
+            f"{folder} holds {found.tokens:,} tokens that {found.model} wrote with seed "
+            f"{found.seed}, not {tokens:,} of {source.name} with seed {seed}; remove it, or give "
+            "another --out."
+        )
+    if found.weights_sha256 != source.weights_sha256:
+        raise HeadwiseError(
+            f"{folder} was written by other weights than {source.name} has now; remove it, or give "
+            "another --out."
+        )
+    drop_partial(folder)
+    return read_self_text(folder)
+
+
+def read_self_text(folder: Path) -> Text:
+    """The documents that were written."""
+    found = read_record(folder / SELF_TEXT_RECORD, SelfTextRecord, advice=f"remove {folder}")
+    return Text(NAME, tuple(d for d in found.documents if d.strip()))
+
+
+def _start(source: Source) -> int:
+    first = start_token(source.tokenizer)
+    first = source.tokenizer.eos_token_id if first is None else first
+    if first is None:
+        raise HeadwiseError(
+            f"{source.name}'s tokenizer has no token that begins or ends a text, so the model "
+            "cannot write one by itself; give --text instead of --self-text."
+        )
+    return int(first)
+
+
+def _draw(model: Any, first: int, shape: tuple[int, int], seed: tuple[int, int]) -> Any:
+    """Sequences × tokens, without the token that begins each."""
+    import torch
+
+    sequences, length = shape
+    generator = torch.Generator().manual_seed(seed[0] * 1_000_003 + seed[1])
+    newest, cache, drawn = torch.full((sequences, 1), first), None, []
+    with torch.inference_mode():
+        for _ in range(length):
+            found = model(input_ids=newest, past_key_values=cache, use_cache=True)
+            cache = found.past_key_values
+            likely = found.logits[:, -1].float().softmax(-1)
+            if not bool(torch.isfinite(likely).all()):
+                raise HeadwiseError(
+                    "the model's predictions are not numbers (NaN or infinite); its weights are "
+                    "broken or overflow."
+                )
+            newest = torch.multinomial(likely, 1, generator=generator)
+            drawn.append(newest)
+    return torch.cat(drawn, 1).clone().to(torch.int32)

@@ -13,6 +13,8 @@
                   └─ warnings   what a reader must know
 
 Figures are finite; one that is infinite (a perplexity beyond e^709) is None.
+
+The settings of a verification are here too; the command line's defaults are these.
 """
 
 from __future__ import annotations
@@ -24,9 +26,33 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from headwise.devices import Dtype
 from headwise.errors import HeadwiseError
 from headwise.plan import Limit
 from headwise.records import Frozen, Record, read_record
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySettings:
+    """How to measure; the defaults take seconds for a small model."""
+
+    window: int | None = None  # default: the context, at most 1024
+    stride: int | None = None  # default: the window
+    max_tokens: int | None = None
+    tokenizer: str | None = None
+    device: str = "auto"
+    dtype: Dtype = "auto"
+    trust_remote_code: bool = False
+    prompt: int = 512  # tokens read at once where the speed is measured
+    decode_after: int = 128  # tokens before those that one sequence decodes
+    repeats: int = 5  # of the timings; 0 leaves them out
+    seconds: float = 60.0  # the most that one point of the timings takes
+    memory: str = "24GiB"  # in which sequences are to fit: a common graphics card's
+    tasks: tuple[str, ...] = ()
+    task_data: str | None = None  # a folder of .jsonl files; default: lm-eval's own data
+    task_limit: int | None = None
+    samples: int = 3  # prompts that both models continue
+
 
 VERIFY_RECORD = "verify.json"
 Kind = Literal["causal", "encoder", "image"]

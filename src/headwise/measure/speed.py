@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headwise.measure.peak import free_memory, peak_bytes
 from headwise.measure.record import PointName, Rate
+from headwise.measure.size import free_memory, peak_bytes
 from headwise.memory import LONGER
 
 if TYPE_CHECKING:

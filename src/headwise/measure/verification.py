@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from headwise import artifacts
-from headwise.data.images import PIXELS, Images
-from headwise.data.pixels import ImageReader
+from headwise.data.images import PIXELS, ImageReader, Images
 from headwise.data.text import Text, read_source
 from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError
@@ -27,10 +26,14 @@ from headwise.measure.answers import (
     task_results,
     tasks_asked,
 )
-from headwise.measure.comparison import embedding_cosines, image_comparison, text_comparison
+from headwise.measure.comparison import (
+    StoredLogits,
+    embedding_cosines,
+    image_comparison,
+    text_comparison,
+)
 from headwise.measure.generation import continuation
 from headwise.measure.likelihood import DEFAULT_WINDOW, model_context, scored_stream, window_of
-from headwise.measure.peak import parse_bytes, sequence_bytes, sequences_that_fit
 from headwise.measure.record import (
     SIZE_NAMES,
     CacheChange,
@@ -48,12 +51,17 @@ from headwise.measure.record import (
     Targets,
     TaskResult,
     Verification,
+    VerifySettings,
     Windows,
 )
-from headwise.measure.settings import VerifySettings
-from headwise.measure.size import cache_bytes, counted
+from headwise.measure.size import (
+    cache_bytes,
+    counted,
+    parse_bytes,
+    sequence_bytes,
+    sequences_that_fit,
+)
 from headwise.measure.speed import Timed, Workload, decoding_bytes, speed_points, timed_point
-from headwise.measure.stored_logits import StoredLogits
 from headwise.memory import NUMBER, verify_need
 from headwise.models.record import CUT_RECORD, read_cut_record
 from headwise.planning.cost import cost

@@ -106,15 +106,9 @@ def _vit(d_model: int, context: int) -> dict[str, Any]:
         )
     # The patches' projection (3·16² weights and a bias for each of d) and the class token; the
     # classes themselves are not counted, as their number is not known.
-    return {
+    return _gpt2(d_model, context) | {
         "causal": False,
         "lm_head": False,
-        "attention_biases": _ALL_BIASES,
-        "ffn_dim": 4 * d_model,
-        "ffn_gated": False,
-        "ffn_biases": True,
-        "norm_biases": True,
-        "learned_positions": context,
         "vocab_size": 0,
         "other_params": (3 * PATCH * PATCH + 1) * d_model + d_model,
     }

@@ -29,11 +29,10 @@ from headwise.models.build import inner, plan_of
 from headwise.models.modeling_headwise import HeadwisePreTrainedModel
 from headwise.plan import PLAN_FORMAT
 from headwise.profiling.format import RECORD, TENSORS, Profile, ProfileRecord
-from headwise.profiling.objectives import probe
 from headwise.profiling.recorder import Chunk, recording
 from headwise.profiling.reduction import Chunks, reduced_layer
 from headwise.profiling.settings import ProfileSettings
-from headwise.profiling.source import Sequences, input_device, weights_sha256
+from headwise.profiling.source import Sequences, input_device, probe, weights_sha256
 from headwise.progress import Progress, silent
 from headwise.records import write_record
 from headwise.runs import Run, resume

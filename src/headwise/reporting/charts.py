@@ -22,7 +22,7 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from headwise.baselines.record import ComparisonRecord
     from headwise.plan import Plan
-    from headwise.theory.bounds import BoundCurve
+    from headwise.theory.allocation import BoundCurve
 
 Chart = alt.TopLevelMixin
 USEFUL_RATIO = 4.0  # perplexity ÷ dense above which nobody would take a cut

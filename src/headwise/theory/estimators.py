@@ -1,6 +1,6 @@
 """How tokens spread over their directions, and how far back they are needed: assumed or measured.
 
-The error bound (``bounds.py``) asks two things of the data. How much of a token is lost when a
+The error bound (``allocation.py``) asks two things of the data. How much of a token is lost when a
 head sees only ``w`` of its ``d`` directions? That is the tail of a spectrum:
 
     energy  |#                      tail(w) = sqrt(energy right of w / all energy)

@@ -1,7 +1,7 @@
-"""Two width floors from geometry: Johnson–Lindenstrauss, and an entropy estimate.
+"""Width floors from geometry, and how many examples a layer of heads can memorize.
 
-Both answer "how wide must a head be to keep apart the tokens it sees", and both grow only with
-the logarithm of their number. The third floor, the low-rank bottleneck, is in `bottleneck`.
+Both floors answer "how wide must a head be to keep apart the tokens it sees", and both grow only
+with the logarithm of their number. The third floor, the low-rank bottleneck, is in `bottleneck`.
 
 Johnson–Lindenstrauss: a random linear map of m points to a width above 8·ln m/ε² keeps, with
 positive probability, every distance within a factor 1 ± ε. The lemma is for 0 < ε < 1 only. The
@@ -13,6 +13,10 @@ a pair of them meet with probability ∝ exp(their inner product). Against indep
 tokens the entropy of a pair falls by d·E cos θ − ln E e^{d·cos θ} → d·½·ln φ = 0.24·d, φ the golden
 ratio (at the maximum of cos θ + ln sin θ). The 2·ln L nats of a pair out of L² are used up at
 d = 2·ln L/0.24 = 8.33·ln L.
+
+Memorization (Mahdavi et al. 2024): one layer of H heads of width d_h over n tokens memorizes at
+least of the order of H·min(n, d_h) examples. Each head brings as many new directions as its
+attention has rank, and that is limited by both the number of tokens and the width of the head.
 """
 
 from __future__ import annotations
@@ -74,3 +78,27 @@ def _count(number: int, what: str) -> int:
     if number < 1:
         raise TheoryError(f"Expected at least 1 of {what}, got {number}; pass how many there are.")
     return number
+
+
+ASSUMPTION = (
+    "One attention layer over n < d_model tokens; the tokens of each example are linearly "
+    "independent, and any n of the query tokens are. A lower bound in order of magnitude: the "
+    "constant is not claimed, and more may be memorized."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Memorization:
+    """The order H·min(n, d_h), and whether a wider head would still raise it."""
+
+    order: int
+    width_helps: bool
+    assumption: str = ASSUMPTION
+
+
+def memorization(heads: int, head_dim: int, n_tokens: int) -> Memorization:
+    """The order of the number of examples memorized: linear in heads, flat once d_h ≥ n."""
+    for name, number in (("heads", heads), ("head width", head_dim), ("tokens", n_tokens)):
+        if number < 1:
+            raise TheoryError(f"Expected at least 1 for {name}, got {number}; pass a whole number.")
+    return Memorization(heads * min(n_tokens, head_dim), width_helps=head_dim < n_tokens)

@@ -34,8 +34,7 @@ from pydantic import Field, JsonValue
 from headwise.artifacts import atomic_folder, sha256, write_text
 from headwise.data.masking import Masking, masking_of
 from headwise.data.mixture import Mixture, as_mixture, read_mixture
-from headwise.data.split import Split, held_out_split
-from headwise.data.text import Text, text_name
+from headwise.data.text import Split, Text, held_out_split, text_name
 from headwise.data.tokens import DEFAULT_VOCAB, load_tokenizer, token_stream, trained_tokenizer
 from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError, OutputError, quoted

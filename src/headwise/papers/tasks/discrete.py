@@ -29,7 +29,7 @@ long the sequence is:
 Random sequences with random labels can only be memorized. Nothing about one example helps with
 another, so the number of examples that a network gets right is its capacity. Mahdavi et al. (2024)
 put it at the order of H·min(n, d_h) for one attention layer,
-`headwise.theory.capacity.memorization(heads, head_dim, n_tokens=task.length)`.
+`headwise.theory.floors.memorization(heads, head_dim, n_tokens=task.length)`.
 
     example      x_1 x_2 … x_n  →  one of K labels        (the last token is also the query)
     own context  every example draws all its tokens

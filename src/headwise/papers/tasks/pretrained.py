@@ -72,8 +72,7 @@ def pretrained_model() -> PretrainedModel:
 @functools.lru_cache(maxsize=2)
 def documents(text: str = TEXT) -> Documents:
     """The documents of a text that `headwise.data.text` knows by this name."""
-    from headwise.data.split import held_out_split
-    from headwise.data.text import read_source
+    from headwise.data.text import held_out_split, read_source
 
     found = read_source(text, CHARACTERS)
     split = held_out_split(found.documents, SCORED_SHARE)

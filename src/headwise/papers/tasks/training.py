@@ -24,8 +24,7 @@ from jaxtyping import Int64, UInt32
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from headwise.data.split import Split, held_out_split
-from headwise.data.text import read_source
+from headwise.data.text import Split, held_out_split, read_source
 from headwise.data.tokens import token_stream, trained_tokenizer
 from headwise.devices import accelerator
 from headwise.models.build import build_model

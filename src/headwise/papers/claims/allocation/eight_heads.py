@@ -244,7 +244,7 @@ def draw_four_gram(results: Results) -> Chart:
 
 
 def _bound() -> dict[int, float]:
-    from headwise.theory.bounds import bound_curve
+    from headwise.theory.allocation import bound_curve
 
     curve = bound_curve(WIDTH, TOKEN_DIM, PAPER, lags=LAGS)
     return {h: b / curve.zero_error for h, b in zip(curve.heads, curve.bound, strict=True)}

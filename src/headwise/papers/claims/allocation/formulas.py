@@ -36,7 +36,7 @@ def bound_trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
 
 def run_bound(trial: Trial) -> Values:
     """The curve for every token width, and its lowest point."""
-    from headwise.theory.bounds import bound_curve
+    from headwise.theory.allocation import bound_curve
 
     wanted: dict[str, Any] = dict(trial.parameters)
     heads = range(1, wanted["most_heads"] + 1)

@@ -39,7 +39,7 @@ from headwise.papers.tasks.pretrained import (
 from headwise.papers.tasks.training import stays_finite
 from headwise.plan import HeadSpec
 from headwise.planning.fit import most_valuable
-from headwise.profiling.factor import value_basis
+from headwise.profiling.reduction import value_basis
 from headwise.training.loop import TrainingJob
 from headwise.training.settings import TrainSettings
 

@@ -32,7 +32,7 @@ from headwise.papers.harness.judging import summary
 
 if TYPE_CHECKING:
     from headwise.reporting.charts import Chart
-    from headwise.theory.attention_stack import AttentionStack
+    from headwise.theory.reparametrization import AttentionStack
 
 
 EXACT = 1e-9  # relative; rounding times the condition number of the folded weight
@@ -68,8 +68,7 @@ def run_fold(trial: Trial) -> Values:
     import numpy as np
 
     from headwise.errors import TheoryError
-    from headwise.theory.attention_stack import logits
-    from headwise.theory.reparametrization import fold, forced_fold, saved_share
+    from headwise.theory.reparametrization import fold, forced_fold, logits, saved_share
 
     stack, redrawn = _invertible_stack(trial)
     tokens = np.random.default_rng(trial.seed).integers(13, size=(7, 11))
@@ -94,8 +93,7 @@ def _invertible_stack(trial: Trial) -> tuple[AttentionStack, int]:
     """
     import numpy as np
 
-    from headwise.theory.attention_stack import random_stack
-    from headwise.theory.reparametrization import CONDITION_LIMIT
+    from headwise.theory.reparametrization import CONDITION_LIMIT, random_stack
 
     arguments = {k: v for k, v in trial.parameters.items() if k != "case"}
     for draw in count():
