@@ -125,6 +125,7 @@ def files(folder, *, without):
     return {name: timeless.sub(b"", content) for name, content in contents.items()}
 
 
+@pytest.mark.slow
 def test_the_recipe_of_a_profile_and_of_a_comparison_gives_the_same_files_again(place):
     options = {"text": "notes.txt", "tokens": 480, "length": 16}
     hw.profile("model", out="p", **options)

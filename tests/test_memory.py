@@ -117,7 +117,13 @@ def test_a_wrong_option_is_told_alone(place):
     assert told == []
 
 
-@pytest.mark.parametrize("short", ["Profiling", "Cutting", "Recovering", "Verifying"])
+@pytest.mark.parametrize(
+    "short",
+    [
+        "Profiling",
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ("Cutting", "Recovering", "Verifying")),
+    ],
+)
 def test_a_step_that_does_not_fit_stops_early(place, monkeypatch, short):
     fits, check = memory.Need.fits, memory.Need.check
 
@@ -138,6 +144,7 @@ def test_a_step_that_does_not_fit_stops_early(place, monkeypatch, short):
     assert cut(recover=64, verify_tokens=64).verification is not None
 
 
+@pytest.mark.slow
 def test_one_model_at_a_time_finds_the_same(place, monkeypatch):
     cut(verify=False)
     how = {"against": "model", "text": "text.txt", "tokens": 128, "window": 32, "stride": 11}

@@ -79,6 +79,7 @@ def allocated():
     return ask().used
 
 
+@pytest.mark.slow
 def test_a_loaded_tokenizer_leaves_nothing_behind(tokenizer, tmp_path):
     """Its words would stay in memory for ever: 300 bytes each, of every tokenizer opened."""
     tokenizer.save_pretrained(tmp_path)

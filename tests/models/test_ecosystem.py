@@ -35,6 +35,7 @@ def model(request):
     return _ragged(request.param)
 
 
+@pytest.mark.slow
 def test_trainer_learns_saves_and_resumes(model, tmp_path):
     ids = torch.arange(3, 14)
     data = [{"input_ids": ids, "labels": ids} for _ in range(24)]

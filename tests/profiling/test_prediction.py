@@ -116,6 +116,7 @@ def test_predicted_loss_orders_random_plans_like_measured_loss(subject):
     assert predicted >= 0.9
 
 
+@pytest.mark.slow
 def test_predicted_loss_knows_more_than_the_size(subject):
     """The control: among plans of about one size, counting parameters orders them worse."""
     predicted, counted = rank_correlations(subject, [0.5] * 23)

@@ -138,7 +138,9 @@ def test_plans_for_an_engine_are_those_of_the_command_line(made, headwise, tmp_p
         Answers(profile, targets=("stock",)).answer(choice)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["plain", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "plain")]
+)
 def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
     answers = Answers(Profile.read(made.profile(tmp_path / "p", **KINDS[kind])))
     grid = saved_grid(answers, 25 if kind == "windows" else 15)  # windows: the most points
