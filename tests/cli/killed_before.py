@@ -83,12 +83,12 @@ def import_like(whole):
             importlib.import_module(name)
 
 
-def kill_before_each(words, here, every):
+def kill_before_each(words, here, every, first):
     whole = here / "whole"
     assert life(words, whole) == 0, whole.with_name("whole.log").read_text()
     effects = int((here / "whole.effects").read_text())
     import_like(whole)
-    for fatal in range(0, effects, every):
+    for fatal in range(first, effects, every):
         folder, log = here / f"{fatal}", here / f"{fatal}.log"
         killed = life(words, folder, fatal)
         assert killed == -signal.SIGKILL, (fatal, killed, log.read_text())
@@ -101,4 +101,5 @@ def kill_before_each(words, here, every):
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     blank_pictures.install()
-    print(kill_before_each(asked["words"], Path(asked["here"]), asked["every"]))  # noqa: T201
+    here, every, first = Path(asked["here"]), asked["every"], asked["first"]
+    print(kill_before_each(asked["words"], here, every, first))  # noqa: T201

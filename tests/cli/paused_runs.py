@@ -24,12 +24,13 @@ def paused(folder):
         yield
 
 
-headwise.runs.one_writer = paused
-headwise.papers.harness.runner.one_writer = paused
-while line := sys.stdin.readline():
-    sys.argv = ["headwise", *json.loads(line)]
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            main.main()
-        except SystemExit as end:
-            print("ended", end.code or 0, file=said, flush=True)
+if __name__ == "__main__":  # the workers of `reproduce` import this file, too
+    headwise.runs.one_writer = paused
+    headwise.papers.harness.runner.one_writer = paused
+    while line := sys.stdin.readline():
+        sys.argv = ["headwise", *json.loads(line)]
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                main.main()
+            except SystemExit as end:
+                print("ended", end.code or 0, file=said, flush=True)

@@ -26,6 +26,10 @@ VERBS = {  # in an order in which each finds what it needs
     "compare": f"compare model {SHORT} --methods svd-llm --attn-params 75% --verify-tokens 32 "
     "-o compared",
     "export": "export model --to padded --no-check -o padded",
+    "design": "plan design --layers 2 --d-model 16 --heads 2 --context 16 --seeds 1 --steps 1 "
+    "--proxy-layers 1 --proxy-d-model 8 --text text.txt --tokens 32 --batch-size 2 "
+    "--attn-params 75% --multiple-of 2 --device cpu -o designed.json",
+    "reproduce": "reproduce bound-curve --quick --workers 1 -o reproduced",
     "export to a file": "export model --to gguf --no-check -o model.gguf",
 }
 
