@@ -55,6 +55,7 @@ Bias = Literal["query", "key", "value", "output"]
 LossUnit = Literal["nats per token", "nats per image", "1 − cosine of embeddings"]
 # Far above any model, and small enough that no product of sizes leaves a float.
 MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 1000  # every verb answers within seconds
 MAX_HEADS = 200_000  # head groups in all layers; a typing error must not fill the memory
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_SIZE)]
 Amount = Annotated[int, Field(strict=True, ge=0, le=MAX_SIZE)]
@@ -99,6 +100,8 @@ class ModelShape(Frozen):
             raise ValueError(
                 f"n_kv_heads must divide n_heads, got {self.n_kv_heads} and {self.n_heads}"
             )
+        if self.n_layers > MAX_LAYERS:
+            raise ValueError(f"a plan has at most {MAX_LAYERS} layers, got {self.n_layers}")
         if self.n_layers * self.n_kv_heads > MAX_HEADS:
             raise ValueError(
                 f"a plan has at most {MAX_HEADS} key/value heads in all, got {self.n_layers} "

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import headwise as hw
+from headwise.plan import Plan
 
 pytestmark = pytest.mark.slow  # 240 commands
 SIZES = {"hidden_size": 16, "intermediate_size": 19, "max_position_embeddings": 32}
@@ -102,3 +103,29 @@ def test_a_model_that_is_cut_already_is_refused_at_once(headwise, place, monkeyp
     assert result.code == 2
     assert "cut is a headwise model already" in result.err
     assert not list(place.glob("out*"))
+
+
+REFUSED = {  # beside the sizes: what is said
+    "compress model --plan short.json --no-verify": "the plan has 1 layers, but",
+    f"compress model --attn-params 75% --self-text {10**20}": "self-text must be at most",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_amounts_that_cannot_be_are_one_sentence(headwise, place, monkeypatch, tmp_path, command):
+    monkeypatch.chdir(place)
+    plan = Plan.from_json((place / "plan.json").read_text())
+    shape = plan.shape.model_copy(update={"n_layers": 1})
+    (place / "short.json").write_text(Plan(shape=shape, layers=plan.layers[:1]).to_json())
+    result = headwise(*command.split(), *SHORT.split(), "-o", tmp_path / "out")
+    assert result.code == 2
+    assert REFUSED[command] in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_below_the_embeddings_is_out_of_reach(headwise, place, monkeypatch, tmp_path):
+    monkeypatch.chdir(place)
+    words = f"compare model {SHORT} --params 1 --methods magnitude --verify-tokens 32"
+    result = headwise(*words.split(), "-o", tmp_path / "out")
+    assert result.code == 0
+    assert "magnitude cannot reach 1" in result.out

@@ -71,7 +71,7 @@ def test_context_changes_flops_only(headwise, tmp_path):
         ("--multiple-of 0", "--multiple-of must be at least 1"),
         ("--min-dim 9999", "must be at most the head width 64, got 9999"),
         ("--multiple-of 1000000", "must be at most the head width 64"),
-        ("--layers 1000000", "at most 200000 key/value heads in all"),
+        ("--layers 1000000", "a plan has at most 1000 layers"),
         ("--ffn-dim x", "got 'x'"),
         ("--layers 0", "layers must be a whole number of at least 1"),
     ],

@@ -255,7 +255,13 @@ class Bench:
     def _rival(self, method: str, amount: int) -> tuple[Counted, list[Likelihood]]:
         dense, whole = self.dense_params, self.job.counts == "params"
         blocks = dense.attn_params + dense.ffn_params
-        cut = self.rivals[method](self.subject, amount - (dense.params - blocks) * whole)
+        left = amount - (dense.params - blocks) * whole
+        if left < 1:
+            raise BudgetError(
+                f"embeddings, norms and the rest have {dense.params - blocks} parameters, which "
+                f"leaves nothing of {amount} for the blocks; raise the budget."
+            )
+        cut = self.rivals[method](self.subject, left)
         layers, mlps = (dict(enumerate(some)) for some in (cut.layers, cut.mlps))
         with replaced_projections(self.model, layers, mlps):
             scores = self._likelihoods(self.model)

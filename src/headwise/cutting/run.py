@@ -195,7 +195,13 @@ def _check(request: CutRequest) -> None:
             f"the plan was fitted to profile {fitted[:12]}…, but this is "
             f"{request.profile.sha256[:12]}…; give the profile it was fitted to, or fit it again."
         )
-    for i in range(len(request.profile.plan.layers)):
+    planned, profiled = len(request.plan.layers), len(request.profile.plan.layers)
+    if planned != profiled:
+        raise HeadwiseError(
+            f"the plan has {planned} layers, but the profiled model has {profiled}; fit a plan to "
+            "this profile."
+        )
+    for i in range(profiled):
         kept_neurons(request.profile, request.plan, i)
     refuse_other_weights(request.profile, request.source)
 
