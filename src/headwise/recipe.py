@@ -88,7 +88,6 @@ MOST_SELF_TEXT = 100_000_000  # tokens; far more than can be generated
 Granularity = Literal["layer", "head", "model"]
 Projection = Literal["query", "key", "value"]
 FOR = "Stay within what this target runs: stock, gguf, vllm, onnx or padded; repeatable."
-Exported = Literal["stock", "gguf", "vllm", "onnx", "padded"]
 Target = Literal["stock", "gguf", "vllm", "onnx", "padded"]
 
 
@@ -224,7 +223,7 @@ class Budgets(Recipe):
     def budget(self) -> Budget:
         """The limits as one budget."""
         stated = {r: getattr(self, r) for r in RESOURCES}
-        return Budget(**{r: Limit.parse(v, _flag(r)) for r, v in stated.items() if v is not None})
+        return Budget(**{r: Limit.parse(v, flag(r)) for r, v in stated.items() if v is not None})
 
 
 class Fitted(Budgets):
@@ -357,7 +356,7 @@ class QualityTargets(Recipe):
     def targets(self) -> Targets:
         """The targets as one value."""
         found: dict[str, Any] = _fields(self, Targets)
-        limits = {n: Limit.parse(v, _flag(n)) for n, v in found.items() if isinstance(v, str)}
+        limits = {n: Limit.parse(v, flag(n)) for n, v in found.items() if isinstance(v, str)}
         return Targets(**{**found, **limits})
 
 
@@ -406,20 +405,20 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
         if (self.plan is None) == (not self.budget.limited):
             came = "neither" if self.plan is None else "both"
             raise BudgetError(
-                f"a cut needs a budget such as {_flag('attn_params')} 75%, or a plan, got {came}; "
+                f"a cut needs a budget such as {flag('attn_params')} 75%, or a plan, got {came}; "
                 "give one of them."
             )
         for name in QualityTargets.options():
             if getattr(self, name) is not None and not self.verify:
                 raise HeadwiseError(
-                    f"{_flag(name)} needs the verification that --no-verify leaves out."
+                    f"{flag(name)} needs the verification that --no-verify leaves out."
                 )
         if self.images is None:
             return
         for name in ("recover", "self_text", "held_out", "max_ratio", "max_other_ratio"):
             if getattr(self, name):
                 raise HeadwiseError(
-                    f"{_flag(name)} is for text models, not with --images; leave it out."
+                    f"{flag(name)} is for text models, not with --images; leave it out."
                 )
 
 
@@ -468,7 +467,7 @@ class CompareRecipe(OnDevice, Calibrated):
     def budgets(self) -> tuple[Limit, ...]:
         """The budgets, each once."""
         given = (self.params if self.counts == "params" else self.attn_params) or "90%,75%,50%"
-        parts = [Limit.parse(part, _flag(self.counts)) for part in given.split(",")]
+        parts = [Limit.parse(part, flag(self.counts)) for part in given.split(",")]
         return tuple(dict.fromkeys(parts))
 
     @property
@@ -488,10 +487,10 @@ class CompareRecipe(OnDevice, Calibrated):
         for name in names:
             if name not in known:
                 other = any(name in some for some in COMPARED.values())
-                flag = _flag("attn_params" if self.counts == "params" else "params")
+                other_flag = flag("attn_params" if self.counts == "params" else "params")
                 raise HeadwiseError(
                     f"--methods must be methods that are known, got {quoted(name)}"
-                    + (f", which is one of {flag}." if other else ".")
+                    + (f", which is one of {other_flag}." if other else ".")
                     + f" {did_you_mean(name, known)}"
                 )
         if self.methods is None and self.recover is None:
@@ -615,7 +614,7 @@ class ExportRecipe(Recipe):
 
     verb: Literal["export"] = "export"
     model: Name = option(..., MODEL)
-    to: Exported = option(
+    to: Target = option(
         ..., "stock (transformers without headwise), gguf (llama.cpp), vllm, onnx, or padded."
     )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = option(
@@ -663,6 +662,20 @@ class ReportOptions(CommandOptions):
     )
     compare: Name | None = option(None, "Also show this comparison (`headwise compare`).")
     samples: bool = option(True, "Show a few samples that a trained model generates.")
+
+
+class PushOptions(CommandOptions):
+    """A folder to upload."""
+
+    folder: Name = option(..., "A folder that headwise wrote.")
+    repo: str = option(..., "The repository on the hub: owner/name.")
+    private: bool = option(False, "Make a new repository private.")
+
+
+class RunOptions(CommandOptions):
+    """A recipe to run."""
+
+    recipe: Name = option(..., "A recipe.yaml.")
 
 
 class CountedAt(CommandOptions):
@@ -807,8 +820,8 @@ def _problem(error: ValidationError, kind: type[CommandOptions]) -> str:
     return first_problem(error, kind, {})
 
 
-def _flag(name: str) -> str:
-    """An option as people write it on the command line."""
+def flag(name: str) -> str:
+    """An option as it is written on the command line."""
     return f"--{name.strip('_').replace('_', '-')}"  # `for_` would be a keyword of Python
 
 

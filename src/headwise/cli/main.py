@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from headwise import __version__
 from headwise.cli.console import is_first
-from headwise.cli.options import Common, ForceFlag, JsonFlag
+from headwise.cli.options import Common, options_command
 from headwise.errors import (
     HeadwiseError,
     StoppedError,
@@ -26,7 +26,7 @@ from headwise.errors import (
     quoted,
     shortened,
 )
-from headwise.recipe import FOLDERS, read_recipe
+from headwise.recipe import FOLDERS, RunOptions, read_recipe
 
 # The module of each command, and its function or its group there.
 COMMANDS = {
@@ -105,24 +105,20 @@ def _root(
     pass
 
 
-def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe.yaml.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The output.")] = None,
-    force: ForceFlag = False,
-    as_json: JsonFlag = False,
-) -> None:
+@options_command(RunOptions, out="The output folder or file.", argument="recipe", required=False)
+def run(asked: RunOptions, common: Common) -> None:
     """Run a recipe: the options of a command in a file.
 
     Every output folder holds the recipe.yaml that made it.
 
     Example: headwise run smaller/recipe.yaml -o again
     """
-    found = read_recipe(recipe, replacing=out if force else None)
+    found = read_recipe(Path(asked.recipe), replacing=common.out if common.force else None)
     module, name = {**COMMANDS, **PLANS}[found.verb]
-    if out is None and found.verb in FOLDERS:
+    if common.out is None and found.verb in FOLDERS:
         raise HeadwiseError(f"{found.verb} needs an output folder; give one with -o.")
     command = getattr(importlib.import_module(module), name)
-    command.act(found, Common(out, force, as_json))
+    command.act(found, common)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import headwise as hw
 from headwise.cli.console import command_line, quiet_transformers, shown
 from headwise.errors import BudgetError, HeadwiseError
 from headwise.plan import RESOURCES, Limit
-from headwise.recipe import CommandOptions, Numbers, Recipe
+from headwise.recipe import CommandOptions, Numbers, Recipe, flag
 from headwise.records import first_problem
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -57,7 +57,7 @@ def options_command(
     kind: type[CommandOptions],
     *,
     out: str | None = None,
-    argument: str | None = "model",
+    argument: str | tuple[str, ...] | None = "model",
     required: bool = True,
     force: bool | None = None,
     **extra: Any,
@@ -65,10 +65,12 @@ def options_command(
     """Make a typer command of a function that takes options of this kind.
 
     `out` is the help of --out, which may be left out if it is not `required` (None: the command
-    has none); `argument` is the option that is written without its name; `force` says whether there
-    is a --force (None: if there is an --out); `extra` are annotations of further options, whose
-    default is None or False.
+    has none); `argument` names the options that are written without their names; `force` says
+    whether there is a --force (None: if there is an --out); `extra` are annotations of further
+    options, whose default is None or False.
     """
+
+    positional = (argument,) if isinstance(argument, str) else argument or ()
 
     def decorate(function: Callable[[Any, Common], None]) -> Callable[..., None]:
         def command(ctx: typer.Context, **values: Any) -> None:
@@ -83,7 +85,7 @@ def options_command(
 
         own = [
             inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            *(_parameter(n, f, argument) for n, f in kind.options().items()),
+            *(_parameter(n, f, n in positional) for n, f in kind.options().items()),
         ]
         if out is not None:
             path: Any = Path if required else Path | None
@@ -132,18 +134,13 @@ def one_limit(name: str, texts: list[str]) -> str | None:
     return next(iter(limits), None)
 
 
-def flag(name: str) -> str:
-    """An option as it is written on the command line."""
-    return f"--{name.strip('_').replace('_', '-')}"  # `for_` would be a keyword of Python
-
-
-def _parameter(name: str, field: FieldInfo, argument: str | None) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, positional: bool) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.is_required() else field.default
     help_text = field.description or ""
     kind = _typer_type(name, field)
     if isinstance(default, tuple):
         default = ",".join(f"{value:g}" for value in default) or None
-    if name == argument:
+    if positional:
         return _keyword(
             name, Annotated[kind, typer.Argument(help=help_text, show_default=False)], default
         )
