@@ -318,7 +318,9 @@ class DesignRecipe(NewShape):
     steps: int = option(400, "Optimizer steps of each proxy.", ge=1)
     batch_size: int = option(8, "Windows per step of a proxy.", ge=1)
     proxy_layers: int = option(4, "Layers of a proxy.", ge=1)
-    proxy_d_model: int = option(64, "Model width of a proxy; a multiple of 8.", ge=8, multiple_of=8)
+    proxy_d_model: int = option(
+        64, "Model width of a proxy; a multiple of 8.", ge=8, le=16384, multiple_of=8
+    )
     tokens: int = option(16384, "Tokens that each proxy is profiled on.", ge=1)
     device: str = option("auto", "auto, cpu, cuda or mps.")
 
@@ -646,7 +648,9 @@ class GenerateRecipe(OnDevice):
     model: Name = option(..., MODEL)
     prompt: str = option(..., "Prompt to continue.")
     max_new_tokens: int = option(100, "Maximum number of new tokens.", ge=1)
-    temperature: float = option(0.8, "Sampling temperature; 0 takes the likeliest token.", ge=0)
+    temperature: float = option(
+        0.8, "Sampling temperature; below 0.001 the likeliest token is taken.", ge=0
+    )
     top_p: float = option(
         0.95, "Sample from the likeliest tokens whose probabilities add up to this.", ge=0, le=1
     )

@@ -137,14 +137,16 @@ class Source:
             return Checkpoint.of_model(self._live, self.name)
         assert self.folder is not None
         found = Checkpoint.open(self.folder)
-        config = found.config.get("backbone", found.config)
-        for key in _LAYERS if isinstance(config, Mapping) else ():
-            layers, most = config.get(key, 1), len(found.stored)
-            if type(layers) is not int or not 1 <= layers <= most:
-                raise HeadwiseError(
-                    f"{key} in {self.folder / 'config.json'} must be from 1 to {most}, the number "
-                    f"of tensors, got {quoted(layers)}; download it again, or repair it."
-                )
+        # A key beside the backbone is passed on to it, so both places count.
+        places = (found.config, found.config.get("backbone"))
+        for config in (place for place in places if isinstance(place, Mapping)):
+            for key in _LAYERS:
+                layers, most = config.get(key, 1), len(found.stored)
+                if type(layers) is not int or not 1 <= layers <= most:
+                    raise HeadwiseError(
+                        f"{key} in {self.folder / 'config.json'} must be from 1 to {most}, the "
+                        f"number of tensors, got {quoted(layers)}; download it again, or repair it."
+                    )
         return found
 
     @cached_property
@@ -155,13 +157,20 @@ class Source:
         _ = self.checkpoint  # its sizes are sane
         assert self.folder is not None
         try:
-            return AutoConfig.from_pretrained(self.folder, trust_remote_code=self.trust_remote_code)
+            config = AutoConfig.from_pretrained(
+                self.folder, trust_remote_code=self.trust_remote_code
+            )
+            # What stands beside a backbone is passed on to it after transformers' own checks.
+            for part in (config, config.backbone) if config.model_type == "headwise" else ():
+                if hasattr(part, "validate"):  # not in the transformers that vLLM brings
+                    part.validate()
         # transformers raises many kinds here: unknown model types, bad values, its own checks.
         except Exception as error:
             raise HeadwiseError(
                 f"{self.folder} has a config.json that transformers cannot read without running "
                 f"code of that folder ({reason_of(error)}); give a model it knows."
             ) from error
+        return config
 
     @property
     def stock_config(self) -> Any:

@@ -43,9 +43,10 @@ def test_the_same_seed_writes_the_same_and_another_something_else(model):
     assert others != {first["continuation"]}
 
 
-def test_temperature_zero_does_not_draw(model):
-    greedy = (model, "--prompt", "abc", "--max-new-tokens", "5", "--temperature", "0")
-    texts = {_result(*greedy, "--seed", s)["continuation"] for s in (1, 2, 3)}
+def test_temperature_zero_and_nearly_zero_do_not_draw(model):
+    greedy = (model, "--prompt", "abc", "--max-new-tokens", "5", "--temperature")
+    runs = (("0", 1), ("0", 2), ("0", 3), ("1e-320", 1), ("1e-320", 2))
+    texts = {_result(*greedy, t, "--seed", s)["continuation"] for t, s in runs}
     assert len(texts) == 1
 
 

@@ -377,6 +377,15 @@ def test_a_config_that_cannot_be_is_one_sentence(saved, change):
         assert len(str(error.value)) < 900
 
 
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 10**9}, {"layer_types": ["no such"]}])
+def test_a_key_beside_the_backbone_is_checked_like_its_own(tmp_path, change):
+    convert(tiny.stock("llama")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(HeadwiseError, match=next(iter(change))):
+        open_source(tmp_path).load("causal-lm", device="cpu")
+
+
 @pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.bool])
 def test_weights_of_whole_numbers_are_refused(saved, kind):
     from safetensors.torch import save_file

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+COLDEST = 0.001  # the least temperature that draws: logits ÷ less could overflow
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """The new text and how many tokens it took."""
@@ -48,7 +51,7 @@ def continuation(
     top_p: float = 0.95,
     seed: int = 0,
 ) -> Continuation:
-    """Draw a continuation; temperature 0 takes the likeliest token. Stops at the end of text."""
+    """Draw a continuation, which ends with the text; colder than 0.001 is the likeliest token."""
     import torch
     from transformers import GenerationConfig
 
@@ -79,7 +82,7 @@ def continuation(
             max_new_tokens=max_new_tokens,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
-            **(drawing if temperature > 0 else {"do_sample": False}),
+            **(drawing if temperature >= COLDEST else {"do_sample": False}),
         )
         output: Tensor = model.generate(  # type: ignore[operator]
             inputs, attention_mask=torch.ones_like(inputs), generation_config=how
