@@ -26,8 +26,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from smollm2 import config, decode_token, filled_cache
 from timing import Timing, interleaved
-from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import LlamaForCausalLM
 
 from headwise.models.build import build_model, convert, stock_plan
 from headwise.plan import HeadSpec, LayerPlan, Plan
@@ -36,6 +37,7 @@ from headwise.planning.cost import cost
 LAYERS, VOCAB = 4, 2048
 TRAIN_BATCH, TRAIN_LENGTH = 4, 512
 DECODE_BATCH, DECODE_CONTEXT = 16, 4096
+CONFIG = config(LAYERS, vocab_size=VOCAB, positions=DECODE_CONTEXT + 64)
 # (qk_dim, vo_dim) of the three head groups; the dense model has (64, 64) three times.
 EQUAL_FLOPS = {
     "mixed": ((96, 96), (64, 64), (32, 32)),
@@ -48,24 +50,10 @@ HALF_THE_BYTES = {
 }
 
 
-def config() -> LlamaConfig:
-    """The backbone: SmolLM2-135M's layers, fewer of them, with a small vocabulary."""
-    return LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=DECODE_CONTEXT + 64,
-        tie_word_embeddings=True,
-    )
-
-
 def planned(widths: tuple[tuple[int, int], ...]) -> Plan:
     """The same head groups in every layer."""
     heads = tuple(HeadSpec(qk_dim=qk, vo_dim=vo, queries=3) for qk, vo in widths)
-    return Plan(shape=stock_plan(config()).shape, layers=(LayerPlan(heads=heads),) * LAYERS)
+    return Plan(shape=stock_plan(CONFIG).shape, layers=(LayerPlan(heads=heads),) * LAYERS)
 
 
 def forward(model: Any, ids: torch.Tensor) -> None:
@@ -94,45 +82,13 @@ def passes(models: dict[str, Any]) -> dict[str, dict[str, Timing]]:
     return {"forward": interleaved(calls), "training step": interleaved(steps)}
 
 
-def filled_cache(model: Any, static: bool) -> Cache:
-    """A cache of the decoding size, its shapes taken from the model, its content noise."""
-    cache: Any = (
-        StaticCache(config=model.config, max_cache_len=DECODE_CONTEXT + 1)
-        if static
-        else DynamicCache(config=model.config)
-    )
-    with torch.no_grad():
-        model(torch.ones(DECODE_BATCH, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-    for layer in cache.layers:
-        for name in ("keys", "values"):
-            batch, heads, length, width = getattr(layer, name).shape
-            length = length if static else DECODE_CONTEXT
-            setattr(layer, name, torch.randn(batch, heads, length, width))
-    shorten(cache)
-    return cache
-
-
-def shorten(cache: Any) -> None:
-    """Back to the decoding context."""
-    for layer in cache.layers:
-        if isinstance(cache, StaticCache):
-            layer.cumulative_length.fill_(DECODE_CONTEXT)
-        else:
-            layer.crop(DECODE_CONTEXT - layer.get_seq_length())
-
-
-def decoded_token(model: Any, cache: Cache, ids: torch.Tensor) -> None:
-    """One more token for every sequence, then the cache as it was."""
-    with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
-    shorten(cache)
-
-
 def decoding(models: dict[str, Any], *, static: bool) -> dict[str, Timing]:
     """Seconds per decoded token of the whole batch."""
     ids = torch.ones(DECODE_BATCH, 1, dtype=torch.long)
+    sizes = (DECODE_BATCH, DECODE_CONTEXT)
+    caches = {n: filled_cache(m, *sizes, static=static) for n, m in models.items()}
     return interleaved(
-        {n: partial(decoded_token, m, filled_cache(m, static), ids) for n, m in models.items()}
+        {n: partial(decode_token, m, caches[n], ids, DECODE_CONTEXT) for n, m in models.items()}
     )
 
 
@@ -149,10 +105,10 @@ def compared(timings: dict[str, Timing], base: str, target: float, *, faster: bo
 
 def main() -> None:
     torch.manual_seed(0)
-    stock = LlamaForCausalLM(config())
+    stock = LlamaForCausalLM(CONFIG)
     uniform = convert(stock)
-    mixed = {n: build_model(planned(w), config=config(), seed=0) for n, w in EQUAL_FLOPS.items()}
-    half = {n: build_model(planned(w), config=config(), seed=0) for n, w in HALF_THE_BYTES.items()}
+    mixed = {n: build_model(planned(w), config=CONFIG, seed=0) for n, w in EQUAL_FLOPS.items()}
+    half = {n: build_model(planned(w), config=CONFIG, seed=0) for n, w in HALF_THE_BYTES.items()}
     dense = cost(planned(((64, 64),) * 3))
     assert all(cost(planned(w)).flops == dense.flops for w in EQUAL_FLOPS.values())
     assert all(2 * cost(planned(w)).kv_bytes == dense.kv_bytes for w in HALF_THE_BYTES.values())

@@ -36,8 +36,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from smollm2 import config, decode_token, filled_cache
 from timing import Timing, interleaved
-from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import Cache, LlamaForCausalLM
 
 from headwise.models.build import build_model, convert, stock_plan
 from headwise.plan import HeadSpec, LayerPlan, Plan
@@ -53,20 +54,6 @@ SHARES = {"75%": 0.75, "50%": 0.5, "50%, qk = vo": 0.5}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PREFILL = 512
 NEVER_SLOWER, HALF_THE_CACHE = 0.98, 1.6  # the targets
-
-
-def config(layers: int) -> LlamaConfig:
-    """The backbone: SmolLM2-135M's."""
-    return LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
 
 
 def planned(widths: tuple[tuple[int, int], ...], layers: int) -> Plan:
@@ -99,34 +86,6 @@ def models(layers: int, dtype: torch.dtype) -> dict[str, Any]:
     return {name: model.eval() for name, model in found.items()}
 
 
-def filled_cache(model: Any, batch: int, context: int, *, static: bool) -> Cache:
-    """A cache with its shapes taken from the model and noise as its content."""
-    cache: Any = (
-        StaticCache(config=model.config, max_cache_len=context + 1)
-        if static
-        else DynamicCache(config=model.config)
-    )
-    with torch.inference_mode():
-        model(torch.ones(batch, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-    for layer in cache.layers:
-        for name in ("keys", "values"):
-            there = getattr(layer, name)
-            _, heads, length, width = there.shape
-            noise = torch.randn(1, heads, length if static else context, width).to(there.dtype)
-            setattr(layer, name, noise.repeat(batch, 1, 1, 1))
-    shorten(cache, context)
-    return cache
-
-
-def shorten(cache: Any, context: int) -> None:
-    """Back to the stated context."""
-    for layer in cache.layers:
-        if isinstance(cache, StaticCache):
-            layer.cumulative_length.fill_(context)
-        else:
-            layer.crop(context - layer.get_seq_length())
-
-
 def prefill(model: Any, ids: torch.Tensor) -> None:
     """A whole prompt at once; logits of its last token only, as when generating."""
     with torch.inference_mode():
@@ -137,13 +96,6 @@ def prefills(which: dict[str, Any]) -> dict[str, Callable[[], None]]:
     """A call per model."""
     ids = torch.arange(PREFILL)[None]
     return {name: partial(prefill, model, ids) for name, model in which.items()}
-
-
-def decoded_token(model: Any, cache: Cache, ids: torch.Tensor, context: int) -> None:
-    """One more token for every sequence, then the cache as it was."""
-    with torch.inference_mode():
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
-    shorten(cache, context)
 
 
 def decoders(
@@ -159,7 +111,7 @@ def decoders(
             cache = shared
         else:
             cache = filled_cache(model, batch, context, static=static)
-        calls[name] = partial(decoded_token, model, cache, ids, context)
+        calls[name] = partial(decode_token, model, cache, ids, context)
     return calls
 
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import headwise as hw
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.plan import HeadSpec, LayerPlan, Plan
 
 VOCABULARY = 4096
@@ -144,29 +144,20 @@ def arguments() -> argparse.Namespace:
 
 def written(place: Path, i: int, form: Form, layers: int, context: int) -> Path:
     """A model of this form, saved with a tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from smollm2 import config
+    from transformers import LlamaForCausalLM
 
     from headwise.models.build import build_model, stock_plan
 
-    config = LlamaConfig(
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=2 * context,
-        tie_word_embeddings=True,
-    )
+    sizes = config(layers, vocab_size=VOCABULARY, positions=2 * context)
     folder = place / f"model-{i}"
     if form == DENSE:
-        LlamaForCausalLM(config).save_pretrained(folder)
+        LlamaForCausalLM(sizes).save_pretrained(folder)
     else:
-        plan = form.plan(stock_plan(config).shape, layers)
-        build_model(plan, config=config, seed=0).save_pretrained(folder)
+        plan = form.plan(stock_plan(sizes).shape, layers)
+        build_model(plan, config=sizes, seed=0).save_pretrained(folder)
     text = "\n".join(read_source("builtin:python", max_chars=200_000).documents)
-    trained_tokenizer([text], VOCABULARY).save_pretrained(folder)
+    train_tokenizer([text], VOCABULARY).save_pretrained(folder)
     return folder
 
 

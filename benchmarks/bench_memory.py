@@ -31,7 +31,7 @@ import headwise as hw
 import headwise.pipeline
 from headwise import memory
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 
 MOST_OFF = 0.25
 SIZES: dict[str, dict[str, Any]] = {  # about 100 MiB, 400 MiB and 1 GiB of weights
@@ -55,7 +55,7 @@ def write_model(name: str) -> None:
         **SIZES[name],
     )
     LlamaForCausalLM(config).save_pretrained("model")
-    trained_tokenizer([text], VOCABULARY).save_pretrained("model")
+    train_tokenizer([text], VOCABULARY).save_pretrained("model")
 
 
 def steps() -> dict[str, Callable[[], Any]]:

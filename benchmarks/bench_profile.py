@@ -1,10 +1,15 @@
-"""A profile's chunk against a plain forward and backward on the same text, as one JSON document."""
+"""A profile's chunk against a plain forward and backward on the same text, as one JSON document.
+
+Heads and neurons are profiled in the same pass. The two take turns, and the ratio is taken round by
+round, so that a slow moment strikes both; its quartiles tell how quiet the machine was.
+"""
 
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import interleaved
-from transformers import LlamaConfig, LlamaForCausalLM
+from smollm2 import config
+from timing import rounds, spread
+from transformers import LlamaForCausalLM
 
 from headwise.models.build import convert
 from headwise.profiling.run import ProfileJob, measure_chunks
@@ -26,18 +32,8 @@ LENGTH, SEQUENCES = 512, 2
 
 def stock_model() -> Any:
     """The widths of SmolLM2-135M with random weights; fewer layers and a smaller vocabulary."""
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=4,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config(4, vocab_size=8192, positions=2048)).eval()
 
 
 def plain(model: Any, ids: torch.Tensor) -> None:
@@ -63,14 +59,15 @@ def main() -> None:
         ProfileSettings(length=LENGTH, tokens=rows.size, chunk=SEQUENCES),
     )
     ids = torch.from_numpy(rows)
-    timings = interleaved(
-        {"plain": lambda: plain(stock, ids), "profile": lambda: profiled(job)}, repeats=5, warmup=1
-    )
+    calls = {"plain": lambda: plain(stock, ids), "profile": lambda: profiled(job)}
+    seconds = rounds(calls, repeats=9, warmup=1)
+    ratios = [b / a for a, b in zip(seconds["plain"], seconds["profile"], strict=True)]
     document = {
         "tokens": rows.size,
-        "seconds": {name: asdict(timing) for name, timing in timings.items()},
-        "ratio": timings["profile"].median / timings["plain"].median,
+        "seconds": {name: asdict(spread(values)) for name, values in seconds.items()},
+        "ratio": asdict(spread(ratios)),
         "ratio_target": 1.5,
+        "load_average": os.getloadavg()[0],
     }
     print(json.dumps(document, indent=2))
 

@@ -31,11 +31,11 @@ finally:
 MODEL = """
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 sizes = {"hidden_size": 32, "intermediate_size": 41, "num_attention_heads": 4}
 config = LlamaConfig(vocab_size=300, num_hidden_layers=2, max_position_embeddings=64, **sizes)
 LlamaForCausalLM(config).save_pretrained("model")
-trained_tokenizer([Path("text.txt").read_text()], 300).save_pretrained("model")
+train_tokenizer([Path("text.txt").read_text()], 300).save_pretrained("model")
 """
 SIZES = "--layers 2 --d-model 32 --heads 4 --context 32 --vocab-size 300"
 WALKS = {

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 import headwise as hw
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.memory import held
 
 MOST_GROWTH = 16 * 2**20  # bytes from the first quarter to the end; one leaked model is 0.2 MiB
@@ -51,7 +51,7 @@ def write_model() -> None:
     }
     config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes)
     LlamaForCausalLM(config).save_pretrained("model")
-    trained_tokenizer([text], VOCABULARY).save_pretrained("model")
+    train_tokenizer([text], VOCABULARY).save_pretrained("model")
 
 
 def cut() -> None:

@@ -10,7 +10,7 @@ from time import perf_counter
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds per call: the median and the quartiles around it."""
+    """Seconds per call, or a ratio: the median and the quartiles around it."""
 
     median: float
     q1: float
@@ -28,6 +28,17 @@ def interleaved(
     On a busy machine the `clock` of the process itself (`time.process_time`) does not count the
     time others take; it adds up the threads, so it compares one thread's work only.
     """
+    seconds = rounds(callables, repeats, warmup, clock)
+    return {name: spread(values) for name, values in seconds.items()}
+
+
+def rounds(
+    callables: Mapping[str, Callable[[], object]],
+    repeats: int = 9,
+    warmup: int = 2,
+    clock: Callable[[], float] = perf_counter,
+) -> dict[str, list[float]]:
+    """The seconds of every callable in every round."""
     if repeats < 2:
         raise ValueError(f"Expected at least 2 repeats for a spread, got {repeats}.")
     for _ in range(warmup):
@@ -39,9 +50,10 @@ def interleaved(
             start = clock()
             call()
             seconds[name].append(clock() - start)
-    return {name: _timing(values) for name, values in seconds.items()}
+    return seconds
 
 
-def _timing(seconds: list[float]) -> Timing:
-    q1, median, q3 = statistics.quantiles(seconds, n=4, method="inclusive")
+def spread(values: list[float]) -> Timing:
+    """The median and the quartiles of some figures, such as ratios taken round by round."""
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return Timing(median, q1, q3)

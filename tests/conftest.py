@@ -13,9 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Nothing in the tests may reach for a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from jaxtyping import install_import_hook
-
-from tests import annotations  # the hook finds `check` by its name
+from tests import annotations, lanes
 
 # The rooms whose signatures state shapes.
 CHECKED = (
@@ -28,7 +26,24 @@ CHECKED = (
     "baselines",
     "papers",
 )
-install_import_hook([f"headwise.{room}" for room in CHECKED], f"{annotations.__name__}.check")
+annotations.install([f"headwise.{room}" for room in CHECKED])
+
+
+def pytest_configure(config):
+    lanes.is_fast = config.option.markexpr == lanes.FAST_MARKS
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pictures(request):
+    """Only the tests of reports draw in the fast lane: a picture takes longer than a tiny model."""
+    if not lanes.is_fast or "reporting" in request.path.parts:
+        yield
+        return
+    from tests import blank_pictures
+
+    with pytest.MonkeyPatch.context() as patch:
+        blank_pictures.install(patch.setattr)
+        yield
 
 
 class Result(NamedTuple):

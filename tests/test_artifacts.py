@@ -115,7 +115,7 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
     try:
         assert other.stdout.readline() == "held\n"
         with (
-            pytest.raises(OutputError, match="another run is at work in"),
+            pytest.raises(OutputError, match="another run is using"),
             one_writer(tmp_path / "work"),
         ):
             pass
@@ -137,7 +137,7 @@ def test_force_replaces_only_what_headwise_wrote(tmp_path):
     foreign.mkdir()
     (foreign / "cat.png").write_text("cat")
     (foreign / "run.json").write_text('{"format": "another tool"}')
-    with pytest.raises(OutputError, match=r"headwise did not write it .it holds cat.png, run"):
+    with pytest.raises(OutputError, match=r"headwise did not write it .it contains cat.png, run"):
         check_output(foreign, force=True)
     check_output(ours(tmp_path / "cut"), force=True)
     (tmp_path / "empty").mkdir()
@@ -151,7 +151,7 @@ def test_force_never_replaces_an_input_or_its_parent(tmp_path, given):
     text = tmp_path / "notes.txt"
     text.write_text("x")
     path = {"model": model, "parent": model.parent, "text": text}[given]
-    with pytest.raises(OutputError, match=r"which this run reads"):
+    with pytest.raises(OutputError, match=r"an input of this run"):
         check_output(path, force=True, inputs=[str(model), text])
     assert (model / "headwise.json").exists()
 
@@ -169,9 +169,9 @@ def test_force_never_replaces_special_places(tmp_path, monkeypatch, where):
 
 
 def test_force_never_replaces_a_mount():
-    with pytest.raises(OutputError, match=r"holds it|mounted"):
+    with pytest.raises(OutputError, match=r"contains|mount point"):
         check_output(Path("/"), force=True)
-    with pytest.raises(OutputError, match="a file system is mounted there"):
+    with pytest.raises(OutputError, match="it is a mount point"):
         check_output(Path("/proc"), force=True)
 
 
@@ -226,3 +226,22 @@ def test_what_was_there_comes_back_after_a_kill_between_the_two_renames(tmp_path
     ours(aside)
     sweep(tmp_path / "out")  # the new one has its name: the earlier one may go
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_place_beyond_a_folder_that_is_not_there_is_refused(tmp_path, force):
+    """Making NEW would turn NEW/../notes.txt, which is nothing yet, into a file that is there."""
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "there").mkdir()
+    for path in (tmp_path / "NEW" / ".." / "notes.txt", tmp_path / "a/b/../../notes.txt"):
+        with pytest.raises(OutputError, match="leads through a folder that does not exist"):
+            write_text(path, "theirs", force=force, inputs=())
+        with (
+            pytest.raises(OutputError, match="leads through a folder"),
+            atomic_folder(path, force=force),
+        ):
+            pass
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "there"}
+    write_text(tmp_path / "there" / ".." / "new.txt", "new", inputs=())
+    assert (tmp_path / "new.txt").read_text() == "new"

@@ -68,7 +68,12 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(source: str, module: str, is_package: bool) -> set[str]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports(tree: ast.Module, module: str, is_package: bool) -> set[str]:
     """Every module a file imports, wherever the statement stands, type checking left out."""
     found: set[str] = set()
     package = module if is_package else module.rpartition(".")[0]
@@ -90,7 +95,7 @@ def imports(source: str, module: str, is_package: bool) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(source))
+    visit(tree)
     return found
 
 
@@ -100,7 +105,7 @@ def graph() -> dict[str, set[str]]:
     return {
         name: {
             target
-            for target in imports(path.read_text(), name, path.name == "__init__.py")
+            for target in imports(parsed(path), name, path.name == "__init__.py")
             if target in files and target != name
         }
         for name, path in files.items()
@@ -172,38 +177,41 @@ def test_the_checks_can_fail():
     assert upward_arrows({"headwise.plan": {"headwise.cli.main"}}) != []
     assert cycles({"a": {"b"}, "b": {"a"}}) == [["a", "b"]]
     inside = "def f():\n    from ..cli import main\n"
-    assert "headwise.cli.main" in imports(inside, "headwise.theory.allocation", is_package=False)
+    assert "headwise.cli.main" in imports(
+        ast.parse(inside), "headwise.theory.allocation", is_package=False
+    )
 
 
 def test_the_light_rooms_name_nothing_heavy():
     for path in SOURCE.rglob("*.py"):
         name = module_name(path)
         if room(name) in LIGHT_ROOMS:
-            roots = {target.split(".")[0] for target in imports(path.read_text(), name, False)}
+            roots = {target.split(".")[0] for target in imports(parsed(path), name, False)}
             assert not roots & set(HEAVY), name
 
 
-def classes_named_twice(sources: dict[str, str]) -> dict[str, set[str]]:
+def classes_named_twice(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
     """The public class names that several files define."""
     found: dict[str, set[str]] = {}
-    for file, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+    for file, tree in trees.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, set()).add(file)
     return {name: files for name, files in found.items() if len(files) > 1}
 
 
 def test_a_public_class_name_means_one_thing():
-    assert classes_named_twice({str(p): p.read_text() for p in SOURCE.rglob("*.py")}) == {}
+    assert classes_named_twice({str(p): parsed(p) for p in SOURCE.rglob("*.py")}) == {}
     planted = {"a.py": "class Kept: pass", "b.py": "class Kept: pass", "c.py": "class _K: pass"}
-    assert classes_named_twice(planted) == {"Kept": {"a.py", "b.py"}}
+    trees = {file: ast.parse(source) for file, source in planted.items()}
+    assert classes_named_twice(trees) == {"Kept": {"a.py", "b.py"}}
 
 
 def test_only_the_command_line_prints_or_exits():
     for path in SOURCE.rglob("*.py"):
         if room(module_name(path)) in ("cli", "__main__"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("print", "exit", "quit"), path
 
@@ -223,10 +231,15 @@ assert not {heavy!r} & set(sys.modules), {heavy!r} & set(sys.modules)
 @pytest.mark.parametrize(
     "command",
     [
-        "--help",
-        "theory bound --width 128 --token-dim 16 --heads 1-9",
-        "theory allocate --width 64 --token-dim 8 --kernel 1,1",
-        "theory advise --d-model 64 --heads 4 --head-dim 16 --context 99",
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                "--help",
+                "theory bound --width 128 --token-dim 16 --heads 1-9",
+                "theory allocate --width 64 --token-dim 8 --kernel 1,1",
+                "theory advise --d-model 64 --heads 4 --head-dim 16 --context 99",
+            )
+        ),
         "plan new --layers 3 --d-model 64 --heads 4 --context 99 --attn-params 75%",
     ],
 )

@@ -40,6 +40,13 @@ def test_a_recipe_comes_back_from_its_file(tmp_path):
         ("text: a\ntext: b", "duplicate key 'text'"),
         ("text: [", "is not valid YAML"),
         ("model: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("model: !!bool maybe", "is not valid YAML (KeyError"),
+        ("model: !!timestamp x", "is not valid YAML (AttributeError"),
+        ("model: !!int ''", "is not valid YAML (IndexError"),
+        ("held_out: !!map [a]", "is not valid YAML (TypeError"),
+        ("text: &a [b]\nheld_out: *a", "an alias, *a, in line 5"),
+        ("model: [&a [b], *a]", "an alias, *a, in line 3"),
+        ('model: "\\ud800"', "text must be writable as UTF-8"),
     ],
 )
 def test_wrong_recipes_are_one_sentence(tmp_path, change, message):
@@ -86,3 +93,13 @@ def test_defaults_are_those_of_the_library():
 
     recipe = ProfileRecipe.of(model="m")
     assert (recipe.tokens, recipe.chunk) == (ProfileSettings().tokens, ProfileSettings().chunk)
+
+
+@pytest.mark.parametrize("key", ["format", "verb", "model"])
+def test_aliases_of_aliases_are_not_written_out(tmp_path, key):
+    """Forty lines that stand for a trillion values, where the reader would quote them."""
+    lines = ["a0: &a0 [x]\n"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)]
+    path = tmp_path / "recipe.yaml"
+    path.write_text("".join(lines) + f"{key}: *a39\n")
+    with pytest.raises(HeadwiseError, match="an alias"):
+        read_recipe(path)

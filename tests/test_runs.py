@@ -146,7 +146,7 @@ def test_growing_work_leaves_foreign_folders_alone(tmp_path):
 def test_two_runs_at_once_are_refused(tmp_path):
     with (
         begin(tmp_path / "out"),
-        pytest.raises(OutputError, match="another run is at work"),
+        pytest.raises(OutputError, match="another run is using"),
         begin(tmp_path / "out"),
     ):
         pass
@@ -229,7 +229,7 @@ def test_a_foreign_folder_where_an_output_would_wait_is_left_alone(tmp_path):
     foreign.mkdir()
     (foreign / "diary.txt").write_text("dear")
     with (
-        pytest.raises(OutputError, match=r"\.out\.replaced is where"),
+        pytest.raises(OutputError, match=r"would be kept in .*\.out\.replaced"),
         runs.resume_in_place(out, "train", {"seed": 4}, force=True),
     ):
         pass

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from headwise.cutting.run import CutRequest
 from headwise.cutting.settings import CutSettings
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.models.build import convert, plan_of
 from headwise.models.shapes import stock_class
 from headwise.models.slicing import sliced
@@ -107,6 +107,8 @@ def _configs() -> dict[str, Any]:
 CONFIGS = _configs()
 ENCODERS = ("bert", "roberta", "distilbert", "vit")
 DECODERS = tuple(name for name in CONFIGS if name not in ENCODERS)
+# Every way in which projections are stored, normed and masked, once: the families of the fast lane.
+QUICK = ("llama", "qwen2", "qwen3", "phi3", "gpt2", "gpt_neox", "bert", "vit")
 
 
 def config(name: str, **changes: Any) -> Any:
@@ -263,7 +265,7 @@ def write_llama(
     if change is not None:
         change(model)
     model.save_pretrained(folder / "model", max_shard_size=shard)
-    trained_tokenizer([text], vocab_size).save_pretrained(folder / "model")
+    train_tokenizer([text], vocab_size).save_pretrained(folder / "model")
     return folder
 
 

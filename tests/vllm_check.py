@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import headwise as hw
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.models.build import convert, plan_of
 from headwise.models.slicing import sliced
 from headwise.planning.fit import Kept
@@ -68,9 +68,9 @@ def narrowed(model: Any, every: int) -> Any:
 
 
 def smollm2() -> Any:
-    """Real weights with every fifth layer narrowed; nothing is fitted, so few layers are cut."""
+    """Real weights with every second layer narrowed: 75% of the cache. Nothing is fitted."""
     source = hw.open_source("builtin:smollm2")
-    return narrowed(convert(source.load(device="cpu", dtype="fp32"), weights="take"), every=5)
+    return narrowed(convert(source.load(device="cpu", dtype="fp32"), weights="take"), every=2)
 
 
 def models() -> dict[str, Callable[[], Any]]:
@@ -85,7 +85,7 @@ def models() -> dict[str, Callable[[], Any]]:
         "qwen2, widths by layer": lambda: by_layer("qwen2", **LLAMA, **FULL),
         "mistral, widths by layer": lambda: by_layer("mistral", **LLAMA, sliding_window=None),
         "gpt2, widths by layer": lambda: by_layer("gpt2", **gpt2),
-        "SmolLM2, widths by layer": smollm2,
+        "SmolLM2 at 75%, widths by layer": smollm2,
     }
 
 
@@ -125,7 +125,7 @@ def cached(folder: Path) -> int:
 def main() -> None:
     python, only = sys.argv[1], sys.argv[2:]
     text = "\n".join(read_source("builtin:python", max_chars=20_000).documents)
-    tokenizer = trained_tokenizer([text], WORDS)
+    tokenizer = train_tokenizer([text], WORDS)
     pools: dict[str, float] = {}  # numbers that fit, which is the same memory for all
     with TemporaryDirectory() as temporary:
         place = Path(temporary)
@@ -152,6 +152,8 @@ def main() -> None:
             assert found["tokens"][0] == tokens, (name, found["tokens"], tokens)
             assert error < limit, (name, error)
             pools[name] = found["room"] * cached(folder)
+        if not pools:
+            raise SystemExit(f"{only} names no model; there are {', '.join(models())}.")
         least, most = min(pools.values()), max(pools.values())
         print(
             f"Tokens times numbers per token differ by {most / least - 1:.2%} between the models."

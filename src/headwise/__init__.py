@@ -4,7 +4,7 @@
 
     result = hw.compress("./model", attn_params="75%", text="notes.txt", out="smaller")
 
-The names below are loaded when first used, so that `import headwise` costs next to nothing.
+The names below are loaded on first use, so that `import headwise` is cheap.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Outputs that are either whole or not there, and never in the place of something precious.
+"""Atomic outputs: complete or absent, and never written over something that must be kept.
 
-An output is written beside its place under a temporary name and moved there in one step, so a
-kill, a full disk or an error leaves whatever was there before.
+An output is written next to its destination under a temporary name and renamed in one step, so a
+kill, a full disk or an error leaves what was there before.
 
     .OUT.1234-….tmp   being written                 ─┐ renamed
     OUT               the output                    ◄┘
     .OUT.….old        what OUT was before, until the new one has its name; put back after a kill
 
-Nothing is overwritten unless `force` says so. Even then a folder is replaced only if headwise
-wrote it (its record says so) and if it is no input of the run, no parent of one, and no place that
-holds more than this output: the working directory, a home, a mount. A file is replaced only if it
-is of a kind that headwise writes, no input of the run, and no part of one.
+Nothing is overwritten without `force`. Even then a folder is replaced only if headwise
+wrote it (its record says so) and if it is not an input of the run, a parent of one, the working
+directory, a home or a mount point. A file is replaced only if it is a kind of file that headwise
+writes, and neither an input of the run nor inside one.
 """
 
 from __future__ import annotations
@@ -51,17 +51,15 @@ def check_output(
 ) -> None:
     """Raise if `path` may not be written; call it before long work.
 
-    `inputs` are the files and folders the run reads: they are never replaced. `kind` is what is to
-    be written there, if only one of the two is meant.
+    `inputs` are the files and folders the run reads: they are never replaced. `kind` says whether a
+    file or a folder will be written, if only one of them is possible.
     """
     _check_kind(path, kind)
     if str(path).startswith("~"):
-        raise OutputError(
-            f"{path} begins with the home of a user that the shell does not know; write it out."
-        )
+        raise OutputError(f"{path} begins with the home of an unknown user; write the path out.")
     if path.is_symlink():
         raise OutputError(
-            f"{path} is a symbolic link, which is not replaced; give the place itself, or another."
+            f"{path} is a symbolic link, which is never replaced; give its target or another path."
         )
     if not path.exists():
         _check_parent(path)
@@ -73,10 +71,12 @@ def check_output(
         raise OutputError(f"{path} exists already; give another name, or --force to overwrite it.")
     reason = _why_precious(path, inputs, kind)
     if reason is not None:
-        raise OutputError(f"{path} is not replaced, even with --force: {reason}; give another.")
+        raise OutputError(
+            f"{path} is not replaced, even with --force: {reason}; give another path."
+        )
 
 
-def wrote(folder: Path) -> bool:
+def is_headwise_output(folder: Path) -> bool:
     """Whether a folder holds a record that says headwise wrote it."""
     return any(_is_record(folder / name) for name in RECORDS)
 
@@ -148,6 +148,12 @@ def replace_folder(path: Path, new: Path) -> None:
     shutil.rmtree(old)
 
 
+def beside(output: Path, name: str) -> Path:
+    """A place beside an output; `name` says how it is called, with {} for the output's name."""
+    place = output.resolve() if output.name in ("", "..") else output
+    return place.parent / name.format(place.name)
+
+
 def discard(folder: Path) -> None:
     """Remove a folder; killed within, it leaves a temporary name that `sweep` removes."""
     gone = _temporary(folder)
@@ -161,7 +167,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Tidy up after a process that was killed while it wrote or replaced `path`."""
+    """Clean up after a process that was killed while it wrote or replaced `path`."""
     temporary = re.compile(re.escape(f".{path.name}.") + r"(\d+)-[0-9a-f]{32}\.tmp")
     earlier = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{32}\.old")
     for found in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
@@ -226,10 +232,10 @@ def versions(
 
 @contextlib.contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made if need be; raise if another process holds it.
+    """Lock `folder`, creating it if needed; raise if another process holds the lock.
 
-    Two runs in one folder would destroy each other's work. The system lets go of the hold when a
-    process ends, however it ends. Where folders cannot be held, nothing is checked.
+    Two runs in one folder would destroy each other's work. The system releases the lock when a
+    process ends, however it ends. Where folders cannot be locked, nothing is checked.
     """
     try:
         import fcntl
@@ -248,7 +254,7 @@ def one_writer(folder: Path) -> Iterator[None]:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputError(
-                f"another run is at work in {folder}; wait for it, or give another output."
+                f"another run is using {folder}; wait for it, or give another output."
             ) from None
         except OSError:  # a file system without locks
             pass
@@ -294,17 +300,17 @@ def _why_precious(path: Path, inputs: Sequence[Path | str], kind: Kind | None) -
     for one in inputs:
         given = user_path(one)
         if given.exists() and place in (given.resolve(), *given.resolve().parents):
-            return f"it is {given}, which this run reads, or holds it"
+            return f"it is or contains {given}, an input of this run"
     if not path.is_dir():
         return _why_file_precious(path, inputs, kind)
     for name, special in (("the working directory", Path.cwd()), ("your home", Path.home())):
         if place in (special.resolve(), *special.resolve().parents):
-            return f"it is {name}, or holds it"
+            return f"it is or contains {name}"
     if place.is_mount():
-        return "a file system is mounted there"
-    if not wrote(path) and any(path.iterdir()):
+        return "it is a mount point"
+    if not is_headwise_output(path) and any(path.iterdir()):
         there = ", ".join(sorted(p.name for p in path.iterdir())[:3])
-        return f"headwise did not write it (it holds {there})"
+        return f"headwise did not write it (it contains {there})"
     return None
 
 
@@ -314,11 +320,11 @@ def _why_file_precious(path: Path, inputs: Sequence[Path | str], kind: Kind | No
         folder = user_path(one)
         inside = folder.is_dir() and folder.resolve() in place.parents
         if inside and path.name not in ADDED:
-            return f"it is in {folder}, which this run reads"
+            return f"it is in {folder}, an input of this run"
     drawn = kind == "page" and path.suffix in _PICTURES
     ours = drawn or _is_record(path) or gguf_key(path) is not None
     if not ours and path.stat().st_size:
-        return "it is no file of a kind that headwise writes there"
+        return "it is not a kind of file that headwise writes there"
     return None
 
 
@@ -342,10 +348,16 @@ def _take_free_place(temporary: Path, path: Path) -> None:
 
 
 def _check_parent(path: Path) -> None:
+    """Raise if `path`, which is not there, could not come to be where its name says."""
     for parent in path.absolute().parents:
         if parent.exists():
             if not parent.is_dir():
                 raise OutputError(f"{parent} is a file, so {path} cannot be inside it.")
+            # Making NEW would turn NEW/../OUT, which is nothing yet, into an OUT that is there.
+            if ".." in path.absolute().relative_to(parent).parts:
+                raise OutputError(
+                    f"{path} leads through a folder that does not exist; write the place itself."
+                )
             return
 
 

@@ -3,8 +3,8 @@
     text ─┬─► calibrate on ─► profile ─► each method × each budget ─┐
           └─► held out ─────────────────────────────────────────────┴─► figures, report
 
-The cells of the table are `headwise.baselines.comparison`'s; here are the texts, the profile they
-share, and the last files of the folder.
+`headwise.baselines.comparison` makes the cells of the table; this module prepares the texts and the
+shared profile, and writes the last files of the folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headwise.progress import Progress, silent
 from headwise.recipe import CompareRecipe, write_recipe
 from headwise.reporting.card import REPORT, note_report
 from headwise.runs import complete, read_run, resume_in_place, update_run
-from headwise.source import AnyModel, Source, model_name, tokenizer_name
+from headwise.source import AnyModel, Source, recipe_names
 from headwise.training.recover import recover as recover_model
 from headwise.training.settings import RecoverSettings
 
@@ -52,15 +52,13 @@ def compare(
 ) -> ComparisonRecord:
     """Cut a model by every published method and by ours to the same counted budgets.
 
-    `options` are those below. Finished cells stay in `out`: call it again to resume after a kill,
-    or with more methods or budgets.
+    `options` are those below. Finished cells are kept in `out`: call it again to resume after a
+    kill, or with more methods or budgets.
 
     >>> import headwise as hw
     >>> compared = hw.compare("./model", text="notes.txt", attn_params="75%", out="compared")
     """
-    recipe = CompareRecipe.of(
-        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
-    )
+    recipe = CompareRecipe.of(**recipe_names(model, tokenizer), **options)
     budgets, methods, folder = recipe.budgets, recipe.chosen, Path(out)
     calibration, measured = _compared_texts(recipe)
     settings = CompareSettings(
@@ -126,7 +124,7 @@ def compare(
 def _write_last_of_comparison(
     folder: Path, recipe: CompareRecipe, record: ComparisonRecord
 ) -> None:
-    """The recipe, the figures and the report of a comparison whose cells are there."""
+    """Write the recipe, the figures and the report of a comparison whose cells are finished."""
     write_recipe(folder, recipe)
     if record.measured:
         with suppress(HeadwiseError):  # without the plot packages the figures have to do
@@ -145,8 +143,8 @@ def _compared_texts(recipe: CompareRecipe) -> tuple[Mixture, list[Text]]:
     calibrated_on = {one.sha256 for one in calibration.texts}
     if any(one.sha256 in calibrated_on for one in measured):
         raise HeadwiseError(
-            "a text to measure on is the calibration text itself, which flatters every method; "
-            "give text that was not calibrated on."
+            "a held-out text is the calibration text itself, which flatters every method; give "
+            "text outside the calibration set."
         )
     return calibration, measured
 
@@ -157,7 +155,7 @@ def _pin_profile(folder: Path, profile: Profile) -> None:
     if inputs.get("profile_sha256") not in (None, profile.sha256):
         raise OutputError(
             f"{folder} is a comparison with another profile; give another folder, or --force to "
-            "start it again."
+            "start over."
         )
     update_run(folder, inputs={**inputs, "profile_sha256": profile.sha256})
 

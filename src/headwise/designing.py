@@ -1,31 +1,38 @@
-"""Designing a model by proxies: small models are trained on the text, profiled, and fitted.
+"""Designing a model with proxies: small models are trained on the text and profiled.
 
     text, context ─► proxies (one per seed) ─► profiles ─► curves by depth ─► Plan of the target
 
-    PROXY/run.json          what the proxies are made of; another design of the same may use them
+    PROXY/run.json          inputs of the proxies; other designs with the same inputs reuse them
     PROXY/seed-0/           a training run of the proxy with seed 0, resumable
     PROXY/seed-0.profile/   its profile
     …
 
-The text and the context are the user's, so the plan is one for this length and this kind of text.
+The text and the context are the user's, so the plan is for this length and this kind of text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headwise.artifacts import versions
 from headwise.data.mixture import read_mixture
 from headwise.errors import HeadwiseError
-from headwise.pipeline import profile, unfinished
+from headwise.pipeline import is_unfinished, profile
 from headwise.plan import Budget, Limit, ModelShape, Plan
 from headwise.planning.design import DesignRules, new_shape
-from headwise.planning.proxy import Evidence, ProxyCurves, plan_from_proxies, proxy_curves
-from headwise.plans import check_plan_file, write_plan
+from headwise.planning.proxy import (
+    Evidence,
+    ProxyCurves,
+    plan_from_proxies,
+    proxy_curves,
+    uniform_rival,
+)
+from headwise.planning.targets import target_of
+from headwise.plans import check_plan_file, refuse_unless_run, write_plan
 from headwise.profiling.format import RECORD, Profile
-from headwise.profiling.worth import worths
+from headwise.profiling.worth import neuron_worths, worths
 from headwise.progress import Progress, silent
 from headwise.recipe import DesignRecipe
 from headwise.reporting.card import REPORT
@@ -36,14 +43,14 @@ from headwise.training.settings import TrainSettings
 from headwise.training.train import train
 
 PROXY_HEADS = 4
-OVER_WIDE = 2.0  # the proxy's attention width ÷ d_model: room for layers wider than uniform
+OVER_WIDE = 2.0  # × the usual attention and MLP: room for layers wider than uniform
 PROXY_VOCAB = 1024
 LEARNING_RATE = 3e-3  # small models take more
 
 
 @dataclass(frozen=True, slots=True)
 class DesignResult:
-    """The plan, what the seeds say about it, and where the proxies are."""
+    """The plan, the evidence for it over the seeds, and the folder of the proxies."""
 
     plan: Plan
     evidence: Evidence
@@ -58,9 +65,9 @@ def design(
     command: str = "",
     **options: Any,
 ) -> DesignResult:
-    """Design a model by small proxies that are trained on a text at its context.
+    """Design a model with small proxies that are trained on a text at its context.
 
-    `options` are those below. The plan is written to `out`, the proxies beside it; call it again
+    `options` are those below. The plan is written to `out`, the proxies next to it; call it again
     with the same arguments to resume after a kill.
 
     >>> import headwise as hw
@@ -78,17 +85,30 @@ def design(
             "`headwise plan new`."
         )
     folder = Path(recipe.proxy) if recipe.proxy else target.with_name(f"{target.name}.proxy")
-    if recipe.ffn_params is not None:
+    if recipe.ffn_params is not None and not shape.ffn_dim:
         raise HeadwiseError(
-            "proxies tell what head widths are worth, not MLP widths; leave --ffn-params out, and "
-            "choose the MLPs' width with --ffn-dim."
+            "--ffn-params limits MLPs, and the model has none, got an ffn-dim of 0; leave one of "
+            "them out."
         )
     budget = recipe.budget if recipe.budget.limited else Budget(attn_params=Limit(share=1.0))
-    rules = DesignRules(recipe.multiple_of, recipe.min_dim, batch=recipe.batch)
+    rules = DesignRules(
+        recipe.multiple_of,
+        recipe.min_dim,
+        batch=recipe.batch,
+        ffn_multiple_of=recipe.ffn_multiple_of,
+    ).tied_for(recipe.for_)
+    # What no width changes, such as the family, is refused before the proxies are trained.
+    rival = uniform_rival(shape, budget, rules)
+    refuse_unless_run(rival, recipe.for_, "the sizes make a plan")
     with resume_in_place(folder, "design", _made_of(recipe, folder), command=command):
         curves = [_proxy(recipe, shape, folder, seed, progress) for seed in range(recipe.seeds)]
         complete(folder)
     plan, evidence = plan_from_proxies(curves, shape, budget, rules)
+    if not all(target_of(name).runs(plan).yes for name in recipe.for_):
+        # Classes that have keys and values of two widths have fewer biases, and no windows.
+        equal = replace(rules, equal_sides=True)
+        plan, evidence = plan_from_proxies(curves, shape, budget, equal)
+    refuse_unless_run(plan, recipe.for_, "the proxies lead to a plan")
     told = (
         f"fitted to {recipe.seeds} proxies of {recipe.proxy_layers} layers, d_model "
         f"{recipe.proxy_d_model}, trained for {recipe.steps} steps on {' + '.join(recipe.text)} at "
@@ -111,6 +131,7 @@ def _made_of(recipe: DesignRecipe, folder: Path) -> dict[str, Any]:
     names = ("family", "context", "steps", "batch_size", "proxy_layers", "proxy_d_model", "tokens")
     text = read_mixture(recipe.text).sha256
     made_of = {"text": text, **{name: getattr(recipe, name) for name in names}}
+    made_of["over_wide"] = {"attention": OVER_WIDE, "mlp": OVER_WIDE}
     differ = differences(read_run(folder).inputs, made_of) if (folder / RUN).exists() else {}
     if differ:
         raise HeadwiseError(
@@ -134,6 +155,7 @@ def _proxy(
         context=shape.context,
         vocab_size=PROXY_VOCAB,
     )
+    small = small.model_copy(update={"ffn_dim": round(OVER_WIDE * small.ffn_dim)})
     settings = TrainSettings(
         steps=recipe.steps,
         batch_size=recipe.batch_size,
@@ -154,7 +176,7 @@ def _proxy(
             f"the proxy in {run} was stopped; run the same command again to resume."
         )
     source = open_source(result.model)
-    if not (measured / RECORD).is_file() or unfinished(measured, RECORD, (REPORT,)):
+    if not (measured / RECORD).is_file() or is_unfinished(measured, RECORD, (REPORT,)):
         length = min(shape.context, 512)
         profile(
             result.model,
@@ -168,7 +190,9 @@ def _proxy(
     found = Profile.read(measured)
     if found.record.weights_sha256 != source.weights_sha256:
         raise HeadwiseError(
-            f"{measured} is the profile of another proxy than {result.model}; remove it, or name "
+            f"{measured} is the profile of another proxy than {result.model}; remove it, or give "
             "another folder with --proxy."
         )
-    return proxy_curves(found.plan, worths(found, "sensitivity"))
+    return proxy_curves(
+        found.plan, worths(found, "sensitivity"), neuron_worths(found, "sensitivity")
+    )

@@ -1,4 +1,4 @@
-"""The machine under a run: its devices, its processes, and the signals they get.
+"""Devices, processes and signals of a run.
 
 Accelerate makes `torchrun --nproc_per_node 2 -m headwise train …` the same run as one process.
 All processes must see the run folder (one machine, or shared storage); only the first writes.
@@ -49,14 +49,14 @@ def chosen_device(device: str) -> Device:
 
 
 def training_dtype(dtype: Dtype, device: Device) -> Dtype:
-    """What `auto` stands for: bf16 where it is faster, which its backward on a CPU is not."""
+    """The dtype for `auto`: bf16 where it is faster, which on a CPU its backward is not."""
     if dtype != "auto":
         return dtype
     return "fp32" if device == "cpu" else "bf16"
 
 
 def has_bf16_products(device: Device) -> bool:
-    """Whether matrix products in bf16 are the device's own, and so faster than in fp32."""
+    """Whether the device supports matrix products in bf16, which are then faster than in fp32."""
     import torch
 
     if device == "cuda":

@@ -5,9 +5,9 @@
     standard  32k           recover with 8                                     refit, fit each layer
     best      98k           recover with 40                                    refit, fit each layer
 
-Trials of recovery (docs/compress.md) are what the amounts go by. Refit and layer fit are for what
-is not recovered: encoders, models of images, and `recover=0`; a refitted cut is better untrained,
-but a worse start for training.
+The amounts are based on the trials of recovery in docs/compress.md. Refit and layer fit are for
+models that are not recovered: encoders, image models, and `recover=0`. A refitted cut is better
+without training, but a worse starting point for training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EffortName = Literal["quick", "standard", "best"]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The amounts of one effort; whatever is stated beside it goes first."""
+    """The amounts of one effort; options given explicitly override them."""
 
     tokens: int  # to calibrate on
     recover: int  # tokens to train on for each token of calibration

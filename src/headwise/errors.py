@@ -1,6 +1,6 @@
-"""The errors a user can cause. Each message says what was expected, what came, and what to do.
+"""The errors a user can cause. Each message says what was expected, what was given, and what to do.
 
-Anything else that is raised is our own mistake and keeps its traceback.
+Any other exception is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Iterable
 MOST_REASON = 200  # characters of another library's message that ours repeats
 MOST_SENTENCE = 1200  # characters of an error
 _LONG_WORD = re.compile(r"\S{301,}")
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
 
 class HeadwiseError(Exception):
     """Bad input; the command line prints it as one sentence and exits with code 2.
 
-    However long what came is, the sentence is not: long words and long sentences are cut.
+    Long words and long messages are shortened.
     """
 
     def __init__(self, sentence: object = "") -> None:
@@ -26,7 +27,7 @@ class HeadwiseError(Exception):
 
 
 class PlanError(HeadwiseError):
-    """A plan, or a file that should hold one, is not valid."""
+    """A plan or a plan file is not valid."""
 
 
 class BudgetError(HeadwiseError):
@@ -50,13 +51,13 @@ class StoppedError(HeadwiseError):
 
 
 def shortened(sentence: str) -> str:
-    """The sentence with words of more than 300 characters, and beyond 1,200, cut to what tells."""
+    """The sentence with words over 300 characters shortened, and at most 1,200 characters long."""
     plain = _LONG_WORD.sub(lambda found: f"{found[0][:MOST_REASON]}…", sentence)
     return plain if len(plain) <= MOST_SENTENCE else f"{plain[:900]} … {plain[-250:]}"
 
 
 def quoted(value: object) -> str:
-    """What came, as an error quotes it: at most 200 characters of it, on one line."""
+    """A value as an error quotes it: at most 200 characters, on one line."""
     text = repr(value) if not isinstance(value, BaseException) else " ".join(str(value).split())
     return text if len(text) <= MOST_REASON else f"{text[:MOST_REASON]}…"
 
@@ -82,16 +83,22 @@ _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = "\u200c\u200d"  # letters of some scripts and emoji are written with them
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: a guess, or the full list of names."""
     names = sorted(known)
-    close = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]!r}?"
     return f"Known: {', '.join(names)}."
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch has a kind of its own for a GPU's only."""
+    told = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, MemoryError) or told
+
+
 def reason_of(error: BaseException) -> str:
-    """Another library's error in one line, its kind first: what our message puts in brackets."""
+    """Another library's error in one line, its type first; our messages put it in brackets."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:MOST_REASON]}"

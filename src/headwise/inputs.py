@@ -1,8 +1,7 @@
-"""What is read, looked at before it is opened: a regular file, of a size that can be meant.
+"""Checks on files before they are opened: regular files of plausible size only.
 
-A pipe or a device would be waited for, or read, for ever; a file of absurd size would fill the
-memory. Libraries that are handed a folder look for files of their own in it, so all of them are
-looked at first.
+Reading a pipe or a device may never end, and a file of absurd size would fill the memory. Libraries
+that get a folder look for their own files in it, so all of those are checked first.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from headwise.errors import MOST_REASON, HeadwiseError, quoted
 
 MOST_BYTES = 256 * 2**20  # of a JSON file, a tokenizer, a template: far above any
+MOST_CONFIG = 4 * 2**20  # of a config.json, which transformers reads again and again
 MOST_TEXT = 4 * 2**30  # of one text file, which is read into memory
 MOST_WEIGHTS = 512 * 2**30  # of one file of weights
 _LOOKED_FOR = frozenset(
@@ -27,8 +27,7 @@ def user_path(name: str | Path) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise HeadwiseError(
-            f"{quoted(str(name))} names the home of a user that is not known here; write the path "
-            "out."
+            f"{quoted(str(name))} begins with the home of an unknown user; write the path out."
         ) from error
 
 
@@ -39,7 +38,7 @@ def check_file(path: Path, *, most: int = MOST_BYTES, advice: str = "check it") 
     except FileNotFoundError as error:
         raise HeadwiseError(f"{path} does not exist; {advice}.") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "its name cannot be one"
+        reason = getattr(error, "strerror", None) or "it is not a valid path"
         name = quoted(str(path)) if len(str(path)) > MOST_REASON else path
         raise HeadwiseError(f"{name} cannot be read ({reason}); {advice}.") from error
     if not stat.S_ISREG(found.st_mode):
@@ -47,13 +46,24 @@ def check_file(path: Path, *, most: int = MOST_BYTES, advice: str = "check it") 
         raise HeadwiseError(f"{path} must be a file, but it is {what}; {advice}.")
     if found.st_size > most:
         raise HeadwiseError(
-            f"{path} has {found.st_size:,} bytes, more than the {most:,} that are read; {advice}."
+            f"{path} has {found.st_size:,} bytes, more than the limit of {most:,}; {advice}."
         )
     return found
 
 
+def file_text(path: Path, *, most: int = MOST_BYTES, advice: str = "check it") -> str:
+    """The text of a regular UTF-8 file, every line end as one character; UnicodeDecodeError if not.
+
+    Just as much is read as the system says is there: some files of /proc are without an end.
+    """
+    size = check_file(path, most=most, advice=advice).st_size
+    with path.open("rb") as stream:
+        text = stream.read(size).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def check_folder(folder: Path) -> None:
-    """Raise if a file that a library may look for in a model's folder cannot be meant to be read.
+    """Raise if a file that a library may look for in a model's folder must not be read.
 
     The size of weights is checked against their own header, elsewhere.
     """

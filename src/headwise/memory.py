@@ -1,6 +1,6 @@
-"""How much memory a step will need at its peak, told from the shapes before anything is loaded.
+"""How much memory a step will need at its peak, computed from the shapes before loading anything.
 
-    profile     weights ─ once, in the numbers they run with
+    profile     weights ─ once, in the dtype they run in
                 + what one chunk's backward pass needs of its forward pass, + logits and gradients
     cut         one layer, dense and cut, with the copies and solves of its fit; the hidden states
                 of the calibration text
@@ -8,8 +8,8 @@
                 the caches of the longest point of speed, whichever is more
     recover     both models, + gradients and two moments of what is trained, + a batch
 
-`Need.check` compares the sum with what the machine has left and raises before anything is loaded; a
-system that does not say what it has left is not asked. Only the CPU's memory is looked at.
+`Need.check` compares the sum with the available memory and raises before anything is loaded. If the
+system does not report its available memory, nothing is compared. Only CPU memory is checked.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ LOSS_LOGITS = 3
 # Copies of one layer that its cut holds: dense, cut, its fit with gradients and moments, solves.
 CUT_LAYERS = 5.5
 CUT_GRAMS = 6  # matrices in float64, as wide and high as an MLP whose W_down is refitted
+CUT_MOMENTS = 4  # matrices as wide and high as a whole MLP, when twins are looked for
 CUT_STATES = 6  # copies of the hidden states of the whole calibration text
 LOGIT_BYTES = 256 * 2**20  # of fp32 logits made at once; sets how many windows run together
 # Speed is measured with a cache as heavy as the weights, and with contexts this much longer.
@@ -66,29 +67,29 @@ class Need:
 
     @property
     def sentence(self) -> str:
-        """What a person is told."""
+        """The message for the user."""
         return (
             f"{self.step} will need about {size(self.peak)} of memory at its peak: "
-            f"{size(self.weights)} of weights, {size(self.work)} to work with, "
+            f"{size(self.weights)} of weights, {size(self.work)} of working memory, "
             f"{size(self.held + SETTLING)} for the program."
         )
 
     @property
     def fits(self) -> bool:
-        """Whether there is that much left, or nobody knows."""
+        """Whether enough memory is available, or the system does not say."""
         left = available()
         return left is None or self.more <= left
 
     def check(self, progress: Progress, *, advice: str) -> Progress:
-        """Raise if there is not that much left; call it before anything is loaded.
+        """Raise if not enough memory is available; call it before anything is loaded.
 
-        The progress that is given back tells the peak when the work begins, so that nobody reads
-        it before an error about an option.
+        The returned progress reports the peak when the work begins, so that it does not appear
+        before an error about an option.
         """
         left = available()
         if left is not None and self.more > left:
             raise HeadwiseError(
-                f"{self.sentence.rstrip('.')}; {size(left)} are left on this machine: {advice}."
+                f"{self.sentence.rstrip('.')}; {size(left)} are available: {advice}."
             )
         told = False
 
@@ -112,11 +113,11 @@ def cut_need(plan: Plan, cut: Plan, *, tokens: int) -> Need:
     """Cutting layer by layer from one plan to another, with `tokens` of calibration text."""
     shape, total = plan.shape, cost(plan)
     layers = total.params - _tables(shape)
-    pairs = zip(plan.ffn_dims, cut.ffn_dims, strict=False)
-    refitted = max((after for before, after in pairs if after != before), default=0)
+    changed = [x for x in zip(plan.ffn_dims, cut.ffn_dims, strict=False) if x[0] != x[1]]
+    whole, refitted = (max(widths) for widths in zip(*changed, strict=True)) if changed else (0, 0)
     states = CUT_STATES + (1 if refitted else 0)  # what the dense MLP gave
     work = CUT_LAYERS * layers / shape.n_layers + states * tokens * shape.d_model
-    work += 2 * CUT_GRAMS * refitted**2
+    work += max(CUT_MOMENTS * whole**2, 2 * CUT_GRAMS * refitted**2)  # one after the other
     return Need("Cutting", held(), NUMBER * _tables(shape), int(NUMBER * work))
 
 
@@ -190,7 +191,7 @@ def held() -> int:
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes in MiB or GiB."""
     if count < 2**30:
         return f"{count / 2**20:.0f} MiB"
     return f"{count / 2**30:.1f} GiB"

@@ -1,11 +1,11 @@
-"""The product in one call: a model and a text become a smaller model with its evidence.
+"""The whole compression in one call: from a model and a text to a smaller, measured model.
 
     text ─┬─► calibrate on ─► profile ─► fit ─► cut ─► recover ────────────┐
           └─► held out ────────────────────────────────────────────────────┴─► verify ─► report
 
-Every step is a call of its own, and `compress` is all of them. The same call made
-again resumes a killed run: the profile is in OUT.profile, finished layers are in OUT.partial, and
-an output that lacks its last files gets them.
+Every step is also a separate call; `compress` runs all of them. The same call
+resumes a killed run: the profile is in OUT.profile, finished layers are in OUT.partial, and
+missing last files are added to an output.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from headwise.artifacts import check_output, wrote
+from headwise.artifacts import beside, check_output, is_headwise_output
 from headwise.cutting.run import CutRequest, cut_model, is_cut
 from headwise.cutting.settings import CutSettings
 from headwise.data.images import Images, held_out_images, read_images
@@ -47,7 +47,7 @@ from headwise.recipe import (
 from headwise.records import write_record
 from headwise.reporting.card import CARD, REPORT, note_report, write_card
 from headwise.runs import drop_partial, partial_of
-from headwise.source import AnyModel, Source, model_name, open_source, tokenizer_name
+from headwise.source import AnyModel, Source, open_source, recipe_names
 from headwise.training.loop import ProgressObserver
 from headwise.training.recover import recover as recover_model
 from headwise.training.settings import RecoverSettings
@@ -103,19 +103,17 @@ def profile(
 ) -> Profile:
     """Measure what a model's heads do on a text: moments, sensitivities, saturation.
 
-    `options` are those below. Without `out` nothing is left on disk. Under torchrun every process
+    `options` are those below. Without `out` nothing is kept on disk. Under torchrun every process
     calls this with its accelerator as `processes`.
 
     >>> import headwise as hw
     >>> profile = hw.profile("./model", text="notes.txt")
     """
-    recipe = ProfileRecipe.of(
-        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
-    )
+    recipe = ProfileRecipe.of(**recipe_names(model, tokenizer), **options)
     if out is not None:
         check_output(
             Path(out),
-            force=force or unfinished(Path(out), RECORD, (REPORT,)),
+            force=force or is_unfinished(Path(out), RECORD, (REPORT,)),
             inputs=recipe.reads,
             kind="folder",
         )
@@ -143,7 +141,7 @@ def cut(
     progress: Progress = silent,
     command: str = "",
 ) -> CutResult:
-    """Cut the profiled model down to a plan; `model` is the profile's own unless given.
+    """Cut the profiled model down to a plan; `model` defaults to the one the profile names.
 
     >>> import headwise as hw
     >>> profile = hw.profile("./model", text="notes.txt")
@@ -177,15 +175,13 @@ def compress(
     >>> result = hw.compress("./model", attn_params="75%", text="notes.txt", out="smaller")
     >>> ratio, speed = result.verification.texts[0].ratio, result.verification.speed
     """
-    recipe = CompressRecipe.of(
-        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
-    )
+    recipe = CompressRecipe.of(**recipe_names(model, tokenizer), **options)
     recipe.check()
     return _Compression(recipe, Path(out), force, progress, command).run(model, tokenizer)
 
 
 def read_data(text: Sequence[str], images: str | None) -> Mixture | Images:
-    """The one of texts and a set of images that was given."""
+    """The texts or the set of images, whichever was given."""
     _refuse_neither_or_both(text, images)
     return read_mixture(text) if images is None else read_images(images)
 
@@ -208,7 +204,7 @@ def _refuse_neither_or_both(text: Sequence[str | Path], images: str | Path | Non
 def split_data(
     data: Mixture | Images, share: float
 ) -> tuple[Mixture | Images, tuple[Text | Images, ...]]:
-    """What to calibrate on, and what is held out of every text, or of the images."""
+    """The calibration part, and the part held out of every text, or of the images."""
     if not share:
         return data, ()
     if isinstance(data, Mixture):
@@ -225,27 +221,27 @@ class _Compression:
     ) -> None:
         self.recipe, self.out, self.force = recipe, out, force
         self.progress, self.command = progress, command
-        beside = out if out.name not in ("", "..") else out.resolve()  # the folder we are in
-        self.profile_folder = Path(recipe.profile or f"{beside}.profile")
+        self.profile_folder = Path(recipe.profile or beside(out, "{}.profile"))
         self.notes: list[str] = []
         self.last = (CARD, VERIFY_RECORD, REPORT) if recipe.verify else (CARD, REPORT)
 
     def run(self, model: AnyModel, tokenizer: Any) -> CompressResult:
-        """All stages. Whatever can be wrong is found before the long work."""
+        """Run all stages. Errors in the input are found before the long work."""
         recipe = self.recipe
         check_output(
             self.out,
-            force=self.force or unfinished(self.out, CUT_RECORD, self.last),
+            force=self.force or is_unfinished(self.out, CUT_RECORD, self.last),
             inputs=recipe.reads,
             kind="folder",
         )
+        self._refuse_profile_in_output()
         given = None if recipe.plan is None else read_plan(recipe.plan)
         data = self._data()
         others = [read_source(text) for text in recipe.held_out]
         source = opened_for(model, tokenizer, recipe)
         source.refuse_cut()
         if recipe.self_text:
-            folder = self.out.with_name(f"{self.out.name}.self-text")
+            folder = beside(self.out, "{}.self-text")
             text = self_text(source, recipe.self_text, folder, progress=self.progress)
             data = Mixture((*data.shares, Share(text))) if isinstance(data, Mixture) else data
         calibration, held_out = self._split(data)
@@ -275,15 +271,24 @@ class _Compression:
         record = read_cut_record(self.out)
         return CompressResult(self.out, plan, profile, record, verification, tuple(self.notes))
 
+    def _refuse_profile_in_output(self) -> None:
+        """Before the profile is made there and is in the way of the output."""
+        folder, out = self.profile_folder.resolve(), self.out.resolve()
+        if folder == out or out in folder.parents:
+            raise HeadwiseError(
+                f"--profile {self.profile_folder} is the output {self.out} or lies in it; give "
+                "the profile a place of its own."
+            )
+
     def _data(self) -> Mixture | Images:
-        """What was given; text that the model writes itself may stand alone."""
+        """The calibration data; text generated by the model may be all of it."""
         recipe = self.recipe
         if recipe.self_text and not recipe.text and recipe.images is None:
             return Mixture(())
         return read_data(recipe.text, recipe.images)
 
     def _split(self, data: Mixture | Images) -> tuple[Mixture | Images, tuple[Text | Images, ...]]:
-        """Nothing is held out if there is a profile already that read all of it."""
+        """Split the data; nothing is held out if an existing profile has read all of it."""
         folder = self.profile_folder
         if folder.exists() and Profile.read(folder).record.text.sha256 == data.sha256:
             return data, ()
@@ -314,7 +319,7 @@ class _Compression:
             write_card(folder, made_from, name=self.out.name)
             verified(folder)
 
-        recoverable = isinstance(data, Mixture) and not source.sees_ahead
+        recoverable = isinstance(data, Mixture) and not source.is_bidirectional
         tokens = recipe.amounts.recovery_tokens(
             recipe.recover, profile.record.tokens, recoverable=recoverable
         )
@@ -332,7 +337,7 @@ class _Compression:
                 finishing=lambda made: finish(made, source.folder),
             )
             return
-        folder = self.out.with_name(f"{self.out.name}.cut")
+        folder = beside(self.out, "{}.cut")
         if not is_cut(request, folder):  # a killed recovery finds its cut model finished
             cut_model(request, folder, force=self.force, progress=self.progress)
         else:
@@ -358,9 +363,9 @@ class _Compression:
     def _verify(
         self, folder: Path, source: Source, measured: list[Text | Images], others: list[Any]
     ) -> Verification:
-        """The record in a folder, measured if it is not there yet; the card then tells it, too.
+        """The verification in a folder, measured if it is missing; the card then includes it.
 
-        The folder is the new one before it takes its place, and after that the output itself.
+        The folder is the temporary one before it is renamed, and the output itself after that.
         """
         found = read_verification(folder)
         if found is None:
@@ -385,7 +390,7 @@ def profile_at(
     recipe: CompressRecipe | CompareRecipe,
     progress: Progress,
 ) -> Profile:
-    """The profile in a folder if it is of this model and text, else one that is made there."""
+    """The profile in a folder if it is of this model and text, otherwise a new one made there."""
     if not folder.exists():
         shared = {name: getattr(recipe, name) for name in SHARED}
         if isinstance(recipe, CompressRecipe):
@@ -433,7 +438,7 @@ def _profile(
 
 
 def _check_profile_memory(source: Source, recipe: ProfileRecipe, progress: Progress) -> Progress:
-    """Stop where there is not that much memory; the progress tells the peak to come."""
+    """Raise if memory is short; the returned progress reports the expected peak."""
     if chosen_device(recipe.device) != "cpu":
         return progress
     context = source.plan.shape.context
@@ -451,8 +456,8 @@ def opened_for(model: AnyModel, tokenizer: Any, recipe: OnDevice) -> Source:
     return open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
 
 
-def unfinished(out: Path, record: str, last: Sequence[str]) -> bool:
-    """Whether an output may be of a run that was killed before its last files."""
-    there = (out / record).exists() and wrote(out)
+def is_unfinished(out: Path, record: str, last: Sequence[str]) -> bool:
+    """Whether an output may come from a run that was killed before it wrote its last files."""
+    there = (out / record).exists() and is_headwise_output(out)
     lacks = not all((out / name).exists() for name in last)
     return there and (lacks or partial_of(out).exists())

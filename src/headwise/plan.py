@@ -230,7 +230,7 @@ class LayerPlan(Frozen):
 
 
 class Origin(Frozen):
-    """Where a plan came from, and what the profile it was fitted to predicts of it."""
+    """Where a plan came from, and the loss that its profile predicts."""
 
     command: Word = ""
     policy: Word = ""
@@ -251,7 +251,7 @@ class Origin(Frozen):
 
 
 class Plan(Frozen):
-    """What every layer is to be: builds a model, cuts one, is drawn in reports."""
+    """The heads and MLP width of every layer: builds a model, cuts one, and is drawn in reports."""
 
     format: Literal["headwise-plan/2"] = PLAN_FORMAT
     shape: ModelShape
@@ -395,7 +395,7 @@ class Cost(Frozen):
         return self.step_bytes / self.batch
 
     def counted(self, resource: Resource) -> int:
-        """The whole number in which a resource is budgeted: of traffic, the bytes of a step."""
+        """The whole number in which a resource is budgeted; for traffic, the bytes of a step."""
         found: int = self.step_bytes if resource == "traffic" else getattr(self, resource)
         return found
 
@@ -440,7 +440,7 @@ _UNITS = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
 class Budget(Frozen):
-    """Upper limits on what a plan may cost; a resource left None is free."""
+    """Upper limits on what a plan may cost; None: no limit."""
 
     attn_params: Limit | None = None
     ffn_params: Limit | None = None

@@ -3,7 +3,7 @@
     sizes, budget   ─► new_plan ─► Plan
     profile, budget ─► fit      ─► Plan that loses least, with the loss it predicts
 
-Free of torch: planning is quick and needs no model.
+Does not import torch: planning is quick and needs no model.
 """
 
 from __future__ import annotations
@@ -60,22 +60,27 @@ def new_plan(
         ffn_multiple_of=recipe.ffn_multiple_of,
         refill_ffn=recipe.refill_ffn,
     )
-    plan = design.new_plan(shape, recipe.budget, recipe.policy, rules)
-    for name in recipe.for_:
-        answer = target_of(name).runs(plan)
-        if not answer.yes:
-            raise PlanError(
-                f"policy {recipe.policy} makes a plan that {name} does not run: "
-                f"{answer.why_not}; --policy uniform gives all layers one width."
-            )
+    plan = design.new_plan(shape, recipe.budget, recipe.policy, rules.tied_for(recipe.for_))
+    refuse_unless_run(plan, recipe.for_, f"policy {recipe.policy} makes a plan")
     origin = plan.origin.model_copy(update={"command": command, "versions": versions()})
     made = plan.model_copy(update={"origin": origin})
     write_plan(made, out, recipe, force)
     return made
 
 
+def refuse_unless_run(plan: Plan, targets: Sequence[str], made: str) -> None:
+    """Raise if one of the targets does not run a plan for a new model."""
+    for name in targets:
+        answer = target_of(name).runs(plan)
+        if not answer.yes:
+            raise PlanError(
+                f"{made} that {name} does not run: {answer.why_not}; `headwise plan new --policy "
+                "uniform` gives all layers one width."
+            )
+
+
 def _tokens(recipe: NewPlanRecipe) -> tuple[int | Spectrum | None, tuple[float, ...]]:
-    """What the theory is told about tokens: their width or spectrum, and the weight of each lag."""
+    """Inputs of the theory policy: the tokens' width or spectrum, and the weight of each lag."""
     told = {name: getattr(recipe, name) for name in ("token_dim", "vectors", "kernel")}
     given = [f"--{name.replace('_', '-')}" for name, value in told.items() if value is not None]
     if recipe.policy != "theory" and given:
@@ -115,7 +120,7 @@ def fit(
 
 
 def best_fit(profile: Profile | str | Path, recipe: FitRecipe, command: str = "") -> Fit:
-    """The fit that a recipe asks for, with how near to the best it is."""
+    """The fit that a recipe describes, with how close to the optimum it is."""
     budget, resource = recipe.budget, resource_named(recipe.resource)
     rise = None if recipe.max_loss is None else loss_rise(recipe.max_loss)
     if rise is None and not budget.limited:

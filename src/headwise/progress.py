@@ -1,4 +1,4 @@
-"""The one way the library reports the state of long work; printing is the caller's job.
+"""How the library reports progress; printing is the caller's job.
 
 progress("training: loss 2.31", 40, 300)    step 40 of 300; after the colon, a detail
 note(progress, "Resuming after step 40.")   a message: 0 of 0
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# What is being done, how much of it is done, how much there is in total.
+# The name of the step, the amount done, the total.
 Progress = Callable[[str, int, int], None]
 
 
-def silent(what: str, done: int, total: int) -> None:
+def silent(step: str, done: int, total: int) -> None:
     """Report nothing."""
 
 

@@ -1,4 +1,4 @@
-"""A recipe: one small file that says a whole run, and the one source of every verb's options.
+"""A recipe: one small file that describes a whole run, and the source of every verb's options.
 
     # recipe.yaml
     format: headwise-recipe/1
@@ -8,8 +8,8 @@
     attn_params: 75%
 
 A recipe's fields are the keyword arguments of the verb in Python, its options on the command line
-and its keys in YAML, with the same names, defaults and help. Every output folder holds the recipe
-that made it; running that again gives the same files.
+and its keys in YAML, with the same names, defaults and help. Every output folder contains the
+recipe that made it; running it again gives the same files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from headwise.artifacts import check_output, write_text
@@ -25,13 +25,20 @@ from headwise.baselines.record import COMPARED, RECOVERED, Counts, policy_method
 from headwise.cutting.settings import CutSettings
 from headwise.data.text import text_name
 from headwise.effort import DEFAULT_EFFORT, EFFORTS, Effort, EffortName
-from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted
+from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted, reason_of
 from headwise.measure.record import Targets, VerifySettings
 from headwise.plan import RESOURCES, Budget, Limit, ModelShape
 from headwise.planning.families import new_shape
 from headwise.planning.rules import FIT_POLICIES, WidthRules, policy_and_seed
 from headwise.profiling.settings import ProfileSettings
-from headwise.records import Frozen, Record, first_problem, read_file, without_repeats
+from headwise.records import (
+    Frozen,
+    Record,
+    encodable,
+    first_problem,
+    read_file,
+    without_repeats,
+)
 from headwise.training.settings import RecoverSettings, Trained, TrainSettings
 
 RECIPE = "recipe.yaml"
@@ -42,12 +49,12 @@ _W, _V = WidthRules(), VerifySettings()
 
 
 def _names(value: Any) -> Any:
-    """One name stands for a list of one."""
+    """A single name is a list of one."""
     return (str(value),) if isinstance(value, str | Path) else value
 
 
 def _task_names(value: Any) -> Any:
-    """Names with commas between them, once or several times."""
+    """Comma-separated names, given once or several times."""
     given = _names(value)
     if not isinstance(given, list | tuple):
         return given
@@ -87,7 +94,11 @@ LimitText = Annotated[str | None, BeforeValidator(_limit)]
 MOST_SELF_TEXT = 100_000_000  # tokens; far more than can be generated
 Granularity = Literal["layer", "head", "model"]
 Projection = Literal["query", "key", "value"]
-FOR = "Stay within what this target runs: stock, gguf, vllm, onnx or padded; repeatable."
+FOR = (
+    "Stay within what this target runs: stock, gguf, vllm, onnx or padded; gguf-cuda and vllm-cpu "
+    "have only widths with kernels there; repeatable."
+)
+Engine = Literal["stock", "gguf", "gguf-cuda", "vllm", "vllm-cpu", "onnx", "padded"]
 Target = Literal["stock", "gguf", "vllm", "onnx", "padded"]
 
 
@@ -96,13 +107,15 @@ CUT_MODEL = "The cut model's folder."
 AGAINST = "The model it was cut from: folder, hub name, .gguf file or builtin:smollm2."
 TEXT = "file, folder, hub:owner/name or builtin:python; repeatable"
 TEXTS = (
-    "file, folder, hub:owner/name, builtin:python or builtin:mixed; repeatable, with a weight if "
-    "it should not count as much as the others (0.5:code.txt)"
+    "file, folder, hub:owner/name, builtin:python or builtin:mixed; repeatable, with an optional "
+    "weight (0.5:code.txt)"
 )
 TRAIN = (
     "What recovery trains: attention (and the MLPs that were cut), norms (those and norms), all, "
     "or lora (low-rank additions, merged at the end; needs the lora extra)."
 )
+CONTEXT = "Context length for counting FLOPs and traffic [the model's]."
+BATCH = "Sequences decoded together, for counting traffic."
 SHARD = "Under torchrun, split the model over the processes (FSDP)."
 IMAGES = "a folder of images, or a .safetensors file with pixel_values"
 
@@ -122,9 +135,18 @@ class CommandOptions(Frozen):
 
     @classmethod
     def options(cls) -> dict[str, FieldInfo]:
-        """The fields that are options; where the model runs comes last."""
+        """The fields that are options; device and dtype come last."""
         found = {n: f for n, f in cls.model_fields.items() if n not in ("format", "verb")}
         return dict(sorted(found.items(), key=lambda item: item[0] in OnDevice.model_fields))
+
+    @field_validator("*")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        """Half a surrogate pair, which no file can hold, is refused before it is written to one."""
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                encodable(text)
+        return value
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -151,7 +173,7 @@ class CommandOptions(Frozen):
 
 
 class Recipe(CommandOptions, Record):
-    """Options that say a whole run, so that `headwise run` can do it from a file."""
+    """The options of a whole run, which `headwise run` can read from a file."""
 
     format: Literal["headwise-recipe/1"] = RECIPE_FORMAT
     verb: str
@@ -175,7 +197,7 @@ class OnDevice(Recipe):
 
 
 class Calibrated(Recipe):
-    """Options of the verbs that look at a model on text or images."""
+    """Options of the verbs that calibrate on text or images."""
 
     model: Name = option(..., MODEL)
     text: Names = option((), f"Text to calibrate on: {TEXTS}.")
@@ -210,14 +232,14 @@ class Budgets(Recipe):
     traffic: LimitText = option(
         None, "Limit on bytes read per generated token, at --batch and --context."
     )
-    batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
+    batch: int = option(_W.batch, BATCH, ge=1)
     multiple_of: int = option(_W.multiple_of, "Head widths are multiples of this.", ge=1)
     min_dim: int | None = option(None, "Minimum head width [--multiple-of].", ge=1)
     ffn_multiple_of: int = option(
         _W.ffn_multiple_of, "MLP widths that are changed become multiples of this.", ge=8
     )
 
-    for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option((), FOR)
+    for_: Annotated[tuple[Engine, ...], BeforeValidator(_names)] = option((), FOR)
 
     @property
     def budget(self) -> Budget:
@@ -241,13 +263,11 @@ class Fitted(Budgets):
     )
     min_ffn_dim: int | None = option(None, "Minimum MLP width [--ffn-multiple-of].", ge=1)
     cut_ffn: bool = option(_W.cut_ffn, "Also narrow MLPs, where a limit counts them.")
-    context: int | None = option(
-        None, "Context length for counting FLOPs and traffic [the model's].", ge=1
-    )
+    context: int | None = option(None, CONTEXT, ge=1)
 
     @property
     def rules(self) -> WidthRules:
-        """Which widths a plan may have, and where it is to run."""
+        """Which widths a plan may have, and in which setting costs are counted."""
         return WidthRules(**_fields(self, WidthRules))
 
 
@@ -366,7 +386,7 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
     """Cut a trained model down to a budget: profile, plan, cut, recover, verify."""
 
     verb: Literal["compress"] = "compress"
-    tokens: int | None = option(None, "Tokens to calibrate on [--effort's].", ge=1)  # type: ignore[assignment]
+    tokens: int | None = option(None, "Tokens to calibrate on [by --effort].", ge=1)  # type: ignore[assignment]
     self_text: int = option(
         0, "Also calibrate on this many tokens generated by the model.", ge=0, le=MOST_SELF_TEXT
     )
@@ -381,17 +401,17 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
     held_out: Names = option((), "Also verify on this text; repeatable.")
     refit: bool | None = option(
         None,
-        "Refit each layer's output projection on the cut layers before it [unless it is "
-        "recovered].",
+        "Refit each layer's output projection given the cut layers before it [only without "
+        "recovery].",
     )
     fit: int | None = option(
         _C.fit,
-        "Steps of fitting each layer's projections to the dense layer; 0: none [0 if it is "
-        "recovered, else --effort's].",
+        "Steps of fitting each layer's projections to the dense layer; 0: none [0 with recovery, "
+        "otherwise by --effort].",
         ge=0,
     )
     recover: int | None = option(
-        None, "Then train on this many tokens (`recover`); 0: none [--effort's].", ge=0
+        None, "Then train on this many tokens (`recover`); 0: none [by --effort].", ge=0
     )
     train: Trained = option(_R.train, TRAIN)
     verify: bool = option(True, "Measure the result against the source.")
@@ -412,9 +432,7 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
             )
         for name in QualityTargets.options():
             if getattr(self, name) is not None and not self.verify:
-                raise HeadwiseError(
-                    f"{flag(name)} needs the verification that --no-verify leaves out."
-                )
+                raise HeadwiseError(f"{flag(name)} needs the verification that --no-verify skips.")
         if self.images is None:
             return
         for name in ("recover", "self_text", "held_out", "max_ratio", "max_other_ratio"):
@@ -425,7 +443,7 @@ class CompressRecipe(OnDevice, QualityTargets, Fitted, Calibrated):
 
 
 class CompareRecipe(OnDevice, Calibrated):
-    """Cut a model by every method to the same counted budgets, and measure them alike."""
+    """Cut a model by every method to the same counted budgets, and compare the results."""
 
     verb: Literal["compare"] = "compare"
     attn_params: str | None = option(
@@ -441,7 +459,7 @@ class CompareRecipe(OnDevice, Calibrated):
     )
     policies: str | None = option(
         None,
-        "Compare these policies for the widths, each with our method, all else equal: "
+        "Compare our method with the widths of these policies, all else equal: "
         f"{','.join(FIT_POLICIES)}.",
     )
     split: float = option(SPLIT, "Share of --text held out to measure on.", ge=0, lt=1)
@@ -491,7 +509,7 @@ class CompareRecipe(OnDevice, Calibrated):
                 other = any(name in some for some in COMPARED.values())
                 other_flag = flag("attn_params" if self.counts == "params" else "params")
                 raise HeadwiseError(
-                    f"--methods must be methods that are known, got {quoted(name)}"
+                    f"--methods must be known methods, got {quoted(name)}"
                     + (f", which is one of {other_flag}." if other else ".")
                     + f" {did_you_mean(name, known)}"
                 )
@@ -591,18 +609,18 @@ class VerifyRecipe(OnDevice, QualityTargets):
     stride: int | None = option(None, "Tokens scored per window [--window].", ge=1)
     repeats: int = option(_V.repeats, "Timing runs per model; 0 skips the timing.", ge=0)
     seconds: float = option(_V.seconds, "Time limit of each timed point, in seconds.", gt=0)
-    memory: str = option(_V.memory, "Memory for the count of sequences that fit, such as 24GiB.")
+    memory: str = option(_V.memory, "Count how many sequences fit this memory, such as 24GiB.")
     tasks: TaskNames = option(
         (),
-        "Tasks to answer through lm-eval: lambada,piqa,arc_easy,winogrande,hellaswag,boolq, …; "
+        "Tasks to run through lm-eval: lambada,piqa,arc_easy,winogrande,hellaswag,boolq, …; "
         "for encoders sst2,cola,stsb.",
     )
     task_data: Name | None = option(
         None,
-        "Folder with TASK*.jsonl files to ask instead of lm-eval's own data; for encoders .tsv "
-        "and .csv files.",
+        "Folder with TASK*.jsonl files to use instead of lm-eval's data; for encoders .tsv and "
+        ".csv files.",
     )
-    task_limit: int | None = option(None, "Questions of each task [all].", ge=2)
+    task_limit: int | None = option(None, "Maximum number of questions per task [all].", ge=2)
     samples: int = option(_V.samples, "Prompts that both models continue; 0: none.", ge=0)
     max_attn_params: LimitText = option(
         None, "Target: attention parameters, 75% of the dense model's or a number."
@@ -612,7 +630,7 @@ class VerifyRecipe(OnDevice, QualityTargets):
 
 
 class ExportRecipe(Recipe):
-    """Write a model as another engine loads it, and measure it there."""
+    """Export a model for another engine, and measure parity there."""
 
     verb: Literal["export"] = "export"
     model: Name = option(..., MODEL)
@@ -648,11 +666,9 @@ class GenerateRecipe(OnDevice):
     model: Name = option(..., MODEL)
     prompt: str = option(..., "Prompt to continue.")
     max_new_tokens: int = option(100, "Maximum number of new tokens.", ge=1)
-    temperature: float = option(
-        0.8, "Sampling temperature; below 0.001 the likeliest token is taken.", ge=0
-    )
+    temperature: float = option(0.8, "Sampling temperature; below 0.001: greedy decoding.", ge=0)
     top_p: float = option(
-        0.95, "Sample from the likeliest tokens whose probabilities add up to this.", ge=0, le=1
+        0.95, "Nucleus sampling: total probability of the tokens to sample from.", ge=0, le=1
     )
     seed: int = option(0, "Random seed for sampling.", ge=0, lt=2**63)
 
@@ -685,10 +701,8 @@ class RunOptions(CommandOptions):
 class CountedAt(CommandOptions):
     """Where FLOPs and traffic are counted."""
 
-    context: int | None = option(
-        None, "Context length for counting FLOPs and traffic [the model's].", ge=1
-    )
-    batch: int = option(_W.batch, "Sequences decoded together, for counting traffic.", ge=1)
+    context: int | None = option(None, CONTEXT, ge=1)
+    batch: int = option(_W.batch, BATCH, ge=1)
 
 
 class PlanOptions(CommandOptions):
@@ -705,11 +719,11 @@ class ExploreOptions(CountedAt):
     """Budgets on a profile, tried with sliders."""
 
     profile: Name = option(..., "A profile folder.")
-    port: int = option(8137, "Port on 127.0.0.1; 0 takes a free one.", ge=0, le=65535)
+    port: int = option(8137, "Port on 127.0.0.1; 0 picks a free one.", ge=0, le=65535)
     open: bool = option(False, "Open the page in the browser.")
     save: Name | None = option(None, "Write the page as one file instead of serving it.")
     step: float = option(5.0, "With --save: percent between budgets.", ge=1, le=50)
-    for_: Annotated[tuple[Target, ...], BeforeValidator(_names)] = option((), FOR)
+    for_: Annotated[tuple[Engine, ...], BeforeValidator(_names)] = option((), FOR)
 
 
 class TokenOptions(CommandOptions):
@@ -784,8 +798,11 @@ def read_recipe(path: Path, *, replacing: str | Path | None = None) -> Recipe:
         check_output(Path(replacing), force=True, inputs=[path])
     try:
         data = yaml.load(read_file(path, most=2**20), Loader=_unique_loader())  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise HeadwiseError(f"{path} is not valid YAML ({quoted(error)}); check it.") from error
+    except HeadwiseError:
+        raise
+    # Beside its own errors PyYAML raises whatever its constructors stumble over in a tagged value.
+    except Exception as error:
+        raise HeadwiseError(f"{path} is not valid YAML ({reason_of(error)}); check it.") from error
     if not isinstance(data, dict) or data.get("format") != RECIPE_FORMAT:
         came = data.get("format", "no format") if isinstance(data, dict) else type(data).__name__
         raise HeadwiseError(
@@ -804,6 +821,12 @@ def read_recipe(path: Path, *, replacing: str | Path | None = None) -> Recipe:
         ) from error
 
 
+def check_folder(recipe: Recipe, out: str | Path | None) -> None:
+    """Refuse a run that needs an output folder and was given none."""
+    if out is None and recipe.verb in FOLDERS:
+        raise HeadwiseError(f"{recipe.verb} needs an output folder; give one with --out.")
+
+
 def write_recipe(folder: Path, recipe: Recipe) -> None:
     """Put the recipe into an output folder."""
     write_text(folder / RECIPE, recipe.to_yaml(), force=True)
@@ -816,7 +839,7 @@ def _is_read(field: FieldInfo) -> bool:
 
 
 def _fields(recipe: CommandOptions, settings: Any) -> dict[str, Any]:
-    """What a recipe says of the fields of a settings class."""
+    """The recipe's values for the fields of a settings class."""
     return {n: getattr(recipe, n) for n in settings.__dataclass_fields__ if n in recipe.options()}
 
 
@@ -830,11 +853,21 @@ def flag(name: str) -> str:
 
 
 def _unique_loader() -> Any:
-    """PyYAML's safe loader, with duplicate keys refused."""
+    """PyYAML's safe loader, with duplicate keys and aliases refused.
+
+    A few lines of aliases of aliases stand for more values than memory holds.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        pass
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()
+                raise yaml.YAMLError(
+                    f"an alias, *{event.anchor}, in line {event.start_mark.line + 1}; write the "
+                    "value itself"
+                )
+            return super().compose_node(parent, index)
 
     def mapping(loader: Any, node: Any) -> dict[str, Any]:
         pairs = [
@@ -848,6 +881,6 @@ def _unique_loader() -> Any:
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """The words a Literal option takes; () for other options."""
+    """The values of a Literal option; () for other options."""
     found = get_args(annotation)
     return tuple(found) if found and all(isinstance(x, str) for x in found) else ()

@@ -1,14 +1,14 @@
-"""JSON files as frozen, versioned records: one clear sentence for a file that is not one.
+"""JSON files as frozen, versioned records; a damaged file gives a one-sentence error.
 
     class Verification(Record):
         format: Literal["headwise-verify/3"] = "headwise-verify/3"
         …
 
-    write_record(path, verification)        whole or not at all
+    write_record(path, verification)        atomically
     read_record(path, Verification)         or a HeadwiseError that names file and field
 
-Everything that headwise writes and later reads back goes through here, so a damaged, truncated,
-deeply nested, foreign or outdated file is reported in the same way everywhere.
+Every JSON file that headwise writes and reads back goes through here, so damaged, truncated, deeply
+nested, foreign or outdated files are all reported in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headwise.artifacts import write_text
 from headwise.errors import HeadwiseError, did_you_mean, quoted
-from headwise.inputs import MOST_BYTES, check_file
+from headwise.inputs import MOST_BYTES, file_text
 
 MAX_REPEAT = 100_000  # far above any model, in one list; a typing error must not fill the memory
 
@@ -115,9 +115,8 @@ def parse_json(text: str, source: str, *, advice: str = "restore it, or make it 
 
 def read_file(path: Path, *, most: int = MOST_BYTES, advice: str = "check it") -> str:
     """The text of a regular UTF-8 file; a device, a pipe or a huge file is refused unread."""
-    check_file(path, most=most, advice=advice)
     try:
-        return path.read_text(encoding="utf-8")
+        return file_text(path, most=most, advice=advice)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise HeadwiseError(f"{path} cannot be read ({reason}); {advice}.") from error

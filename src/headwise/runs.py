@@ -1,4 +1,4 @@
-"""The one way to resume: long work whose finished parts survive a kill.
+"""Resumable runs: long work whose finished parts survive a kill.
 
     with resume(output, "profile", inputs, record="profile.json") as run:
         if not run.finished:
@@ -8,17 +8,17 @@
             with run.finish() as folder:
                 …                           # write the result; it becomes `output`
 
-    OUT.partial/run.json              what is being made, from which inputs
-                parts/NAME.safetensors   a finished part, whole or not there
-    OUT                               the result, there only when it is whole
+    OUT.partial/run.json              the kind of work and its inputs
+                parts/NAME.safetensors   a finished part, written atomically
+    OUT                               the result, present only when complete
 
-Run the same command again after a kill: parts that are there are not made again. The same output
-from other inputs is refused, and so is a second process at work on the same output. Work that
-grows in its output folder (a training run, a comparison) has its parts there instead; what it
-replaces waits beside it until it is whole:
+Run the same command again after a kill: finished parts are reused. The same output
+from other inputs is refused, and so is a second process on the same output. Work that
+writes into its output folder as it goes (a training run, a comparison) keeps its parts there; the
+output that it replaces is kept next to it until it is complete:
 
-    OUT               the new work, growing
-    .OUT.replaced     what OUT was before; gone when the new work is whole
+    OUT               the new work
+    .OUT.replaced     the old OUT; removed when the new work is complete
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from headwise.artifacts import (
     Kind,
     atomic_file,
     atomic_folder,
+    beside,
     check_output,
     discard,
+    is_headwise_output,
     is_leftover,
     one_writer,
     sweep,
     versions,
-    wrote,
 )
 from headwise.errors import HeadwiseError, OutputError
 from headwise.records import Record, read_json, read_record, write_record
@@ -57,7 +58,7 @@ Status = Literal["running", "interrupted", "diverged", "finished"]
 
 
 class RunRecord(Record):
-    """The content of run.json: what is being made, from which inputs, and how far it is.
+    """The content of run.json: the kind of work, its inputs, and its status.
 
     `inputs` decide the result and are compared when the run is resumed; `details` do not.
     """
@@ -79,7 +80,7 @@ def key_of(kind: str, inputs: Mapping[str, Any]) -> str:
 
 def partial_of(output: Path) -> Path:
     """The folder of the unfinished work whose result will be `output`."""
-    return output.with_name(f"{output.name}.partial")
+    return beside(output, "{}.partial")
 
 
 def replaced_by(output: Path) -> Path:
@@ -87,8 +88,7 @@ def replaced_by(output: Path) -> Path:
 
     Hidden, so that nobody gives an output of theirs this name.
     """
-    place = output.resolve() if output.name in ("", "..") else output
-    return place.parent / f".{place.name}.replaced"
+    return beside(output, ".{}.replaced")
 
 
 @dataclass
@@ -244,7 +244,7 @@ def resume_in_place(
         if _waits(earlier):  # of a process that was killed between its two renames
             earlier.rename(output)
     there = output.is_dir() and not all(map(is_leftover, output.iterdir()))
-    if there and (force or not wrote(output)):
+    if there and (force or not is_headwise_output(output)):
         check_output(output, force=True, inputs=reads)
     created = not output.exists()
     wanted = RunRecord(kind=kind, inputs=dict(inputs), command=command)
@@ -289,8 +289,8 @@ def _make_way(output: Path, earlier: Path) -> None:
     """Move an output aside; work that has begun in its place and is not whole is given up."""
     if earlier.exists() and not _waits(earlier):
         raise OutputError(
-            f"{earlier} is where {output} would wait until its replacement is whole, but headwise "
-            "did not write what lies there; move it away, or give another output."
+            f"{output} would be kept in {earlier} until its replacement is complete, but headwise "
+            "did not write what is there; move it away, or give another output."
         )
     with one_writer(output):
         if not earlier.exists():
@@ -304,7 +304,7 @@ def _make_way(output: Path, earlier: Path) -> None:
 
 def _waits(earlier: Path) -> bool:
     """Whether an output of headwise lies where one waits for its replacement."""
-    return earlier.is_dir() and not earlier.is_symlink() and wrote(earlier)
+    return earlier.is_dir() and not earlier.is_symlink() and is_headwise_output(earlier)
 
 
 def _status(folder: Path) -> str | None:

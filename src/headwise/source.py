@@ -12,8 +12,8 @@
               ├─ checkpoint ─► layers()            tensors one at a time
               └─ load()                            the whole model, ready to run
 
-Whatever a source gives is checked first: sizes against the files before anything is built, then
-names and shapes of all tensors, then, when they are loaded, that all numbers are finite.
+Everything is checked before use: sizes against the files before anything is built, then names and
+shapes of all tensors, and on loading that all numbers are finite.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -37,16 +37,17 @@ from headwise.data.text import Text
 from headwise.data.tokens import load_tokenizer, refuse_absent_path
 from headwise.devices import Dtype, chosen_device
 from headwise.errors import HeadwiseError, PlanError, did_you_mean, quoted, reason_of
-from headwise.inputs import user_path
+from headwise.inputs import check_file, user_path
 from headwise.models.backbones_headwise import Family, family_of
 from headwise.models.build import convert, task_of
 from headwise.models.checkpoint import Checkpoint, fingerprint
-from headwise.models.gguf import dequantised
+from headwise.models.gguf import dequantise
 from headwise.models.layer_stream import Batch, LayerStream
 from headwise.models.loading import complete_names, load_weights, refuse_not_finite
 from headwise.models.modeling_headwise import HeadwiseModel, HeadwisePreTrainedModel
 from headwise.models.shapes import (
     TASKS,
+    backbone_of,
     empty_model,
     kept_task,
     plan_errors,
@@ -76,6 +77,7 @@ _PAPERS = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab"})
 _WRITTEN_ANEW = frozenset({"config.json", "headwise.json", "verify.json", "export.json"})
 _SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
+_MOST = {"num_labels": 10**6, list: 2**24}  # of labels, and in lists (of repeats); far above any
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -85,7 +87,7 @@ def open_source(
     tokenizer: Any = None,
     trust_remote_code: bool = False,
 ) -> Source:
-    """Open a model; a source that is open already is returned as it is.
+    """Open a model; a source that is already open is returned unchanged.
 
     `tokenizer` is the path of one, or, with a live model, its tokenizer or image processor.
 
@@ -108,7 +110,7 @@ def open_source(
 
 
 class Source:
-    """An opened model; make one with `open_source`. What it reads it reads once."""
+    """An opened model, made by `open_source`. Everything is read once."""
 
     def __init__(
         self,
@@ -137,21 +139,16 @@ class Source:
             return Checkpoint.of_model(self._live, self.name)
         assert self.folder is not None
         found = Checkpoint.open(self.folder)
-        # A key beside the backbone is passed on to it, so both places count.
-        places = (found.config, found.config.get("backbone"))
-        for config in (place for place in places if isinstance(place, Mapping)):
-            for key in _LAYERS:
-                layers, most = config.get(key, 1), len(found.stored)
-                if type(layers) is not int or not 1 <= layers <= most:
-                    raise HeadwiseError(
-                        f"{key} in {self.folder / 'config.json'} must be from 1 to {most}, the "
-                        f"number of tensors, got {quoted(layers)}; download it again, or repair it."
-                    )
+        for place, wanted, came in _absurd_counts(found.config, len(found.stored)):
+            raise HeadwiseError(
+                f"{place} in {self.folder / 'config.json'} must be {wanted}, got {quoted(came)}; "
+                "download it again, or repair it."
+            )
         return found
 
     @cached_property
     def config(self) -> Any:
-        """The config; code that lies in the folder is run only where it is trusted."""
+        """The config; code in the folder is run only with `trust_remote_code`."""
         if self._live is not None:
             return self._live.config
         _ = self.checkpoint  # its sizes are sane
@@ -161,9 +158,13 @@ class Source:
                 self.folder, trust_remote_code=self.trust_remote_code
             )
             # What stands beside a backbone is passed on to it after transformers' own checks.
-            for part in (config, config.backbone) if config.model_type == "headwise" else ():
-                if hasattr(part, "validate"):  # not in the transformers that vLLM brings
-                    part.validate()
+            for part in {id(p): p for p in (config, backbone_of(config))}.values():
+                if config.model_type == "headwise" and hasattr(part, "validate"):
+                    part.validate()  # not in the transformers that vLLM brings
+                # What a model gives back is for us to say, and code that is not run is not named.
+                part.return_dict, part.output_hidden_states = True, False
+                if not self.trust_remote_code:
+                    vars(part).pop("auto_map", None)
         # transformers raises many kinds here: unknown model types, bad values, its own checks.
         except Exception as error:
             raise HeadwiseError(
@@ -174,12 +175,12 @@ class Source:
 
     @property
     def stock_config(self) -> Any:
-        """The config of the stock model, which is the whole or surrounds the planned attention."""
-        return self.config.backbone if self.is_headwise else self.config
+        """The config of the stock model: the model itself, or the backbone of a headwise model."""
+        return backbone_of(self.config)
 
     @property
     def is_headwise(self) -> bool:
-        """Whether the model's attention follows a plan of its own: it was cut, or built so."""
+        """Whether the model was cut or built to a plan."""
         return bool(self.config.model_type == "headwise")
 
     @cached_property
@@ -190,12 +191,12 @@ class Source:
 
     @cached_property
     def saved_task(self) -> str:
-        """The task whose head the model was saved with, `bare` if headwise knows none for it."""
+        """The task of the saved head, `bare` if headwise does not know the head."""
         return saved_task(self.config) if self._live is None else task_of(self._live)
 
     @property
     def task(self) -> str:
-        """What a cut keeps: the causal head, the classes of images, otherwise the bare model."""
+        """The task a cut keeps: the causal head, image classes, otherwise the bare model."""
         return kept_task(self.saved_task)
 
     @property
@@ -206,24 +207,24 @@ class Source:
         return "causal" if self.family.causal else "encoder"
 
     @property
-    def sees_ahead(self) -> bool:
-        """Whether every token sees those after it, so that none may be asked for the next one."""
+    def is_bidirectional(self) -> bool:
+        """Whether the model is bidirectional, so that it cannot predict the next token."""
         return self._is_known() and not self.family.causal
 
-    def refuse_seeing_ahead(self, what: str) -> None:
-        """Raise for a model that sees ahead, where `what` needs one that predicts next tokens."""
-        if self.sees_ahead:
+    def refuse_bidirectional(self, what: str) -> None:
+        """Raise for a bidirectional model, where `what` needs a causal one."""
+        if self.is_bidirectional:
             raise HeadwiseError(
-                f"{what} needs a model that predicts the next token, but {self.name} sees ahead "
+                f"{what} needs a causal model, but {self.name} is bidirectional "
                 f"(a {self.stock_config.model_type} model); give a causal model."
             )
 
     def refuse_cut(self) -> None:
-        """Raise for a model that headwise has cut or built: its heads are not those of a family."""
+        """Raise for a model that headwise has cut or built."""
         if self.is_headwise:
             raise HeadwiseError(
-                f"{self.name} is a headwise model already, and only a model that has not been cut "
-                "can be; give the model it was made from."
+                f"{self.name} is already a headwise model, and only a model that is not cut yet "
+                "can be cut; give the model it was made from."
             )
 
     @cached_property
@@ -231,6 +232,7 @@ class Source:
         """The model's own plan, or the uniform one of a stock model."""
         if self.is_headwise:
             return Plan.from_dict(self.config.plan, f"{self.name}'s config")
+        self.names()  # sizes are those of the files
         return plan_of_stock(self.empty())
 
     @cached_property
@@ -254,9 +256,9 @@ class Source:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The reader of a model of text."""
+        """The tokenizer of a text model."""
         if isinstance(self.reader, ImageReader):
-            raise HeadwiseError(f"{self.name} reads images; give a model of text.")
+            raise HeadwiseError(f"{self.name} reads images; give a text model.")
         return self.reader
 
     @cached_property
@@ -355,8 +357,8 @@ class Source:
         )
 
     def copy_companions(self, target: Path, *, code: bool = False) -> tuple[str, ...]:
-        """Write what belongs to the model beside its weights: tokenizer, generation config,
-        chat templates, licences, and its code (*.py) if `code` asks for it.
+        """Copy the files that accompany the weights: tokenizer, generation config,
+        chat templates, licences, and with `code` its code (*.py).
 
         Never weights, pickles or the model's config. Returns the names of the files.
         """
@@ -385,7 +387,7 @@ class Source:
         )
 
     def _load_live(self, task: str) -> Any:
-        """Another model object around the live model's own weights."""
+        """A new model object that shares the live model's weights."""
         live: Any = self._live
         if task == "bare" and self.saved_task != "bare" and not self.is_headwise:
             live = live.base_model
@@ -412,13 +414,17 @@ class Source:
 
 def image_shape(config: Any) -> Shape | None:
     """Channels, height and width of the images that a config's model reads; None if it does not."""
-    stock = getattr(config, "backbone", config)
+    stock = backbone_of(config)
     mapping = HeadwiseModel._task._model_mapping
     if type(stock) not in mapping or mapping[type(stock)].main_input_name != PIXELS:
         return None
     size = stock.image_size
-    height, width = (size, size) if isinstance(size, int) else size
-    return stock.num_channels, height, width
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2:
+        raise HeadwiseError(
+            f"image_size in a config.json must be one side or two, got {quoted(size)}; repair it."
+        )
+    return (stock.num_channels, *sides)
 
 
 def processor_name(config: Any) -> str | None:
@@ -432,13 +438,13 @@ def processor_name(config: Any) -> str | None:
     return None if found is None else str(found)
 
 
-def refuse_other_kind(reader: Reader, given: Text | Mixture | Images) -> None:
-    """Raise for text that is given to a model of images, and the other way round."""
-    if isinstance(reader, ImageReader) == isinstance(given, Images):
+def refuse_other_kind(reader: Reader, data: Text | Mixture | Images) -> None:
+    """Raise if text is given to an image model, or images to a text model."""
+    if isinstance(reader, ImageReader) == isinstance(data, Images):
         return
-    came, wanted = ("images", "text") if isinstance(given, Images) else ("text", "images")
+    came, wanted = ("images", "text") if isinstance(data, Images) else ("text", "images")
     raise HeadwiseError(
-        f"this model reads {wanted}, but {given.source} was given as {came}; give --{wanted} "
+        f"this model reads {wanted}, but {data.source} was given as {came}; give --{wanted} "
         f"instead, where the command takes it."
     )
 
@@ -472,7 +478,7 @@ def _local_folder(name: str, *, code: bool) -> Path:
         name = str(file if file.suffix == ".gguf" else file.parent)
     path = user_path(name)
     if path.suffix.lower() == ".gguf":
-        return dequantised(path)
+        return dequantise(path)
     if path.is_dir():
         return path
     refuse_absent_path(name, "a Hugging Face folder with config.json and weights")
@@ -524,11 +530,12 @@ def _companions(source: Path, *, code: bool) -> Iterator[Path]:
             continue
         paper = name.name.upper().startswith(_PAPERS) and file.suffix in {"", ".md", ".txt"}
         if file.suffix in _COMPANIONS or paper or (code and file.suffix == ".py"):
+            check_file(file, advice="restore or remove it")
             yield file
 
 
 def _check_device_map(name: str) -> None:
-    """Refuse a spread that accelerate does not know, and a device that is not there."""
+    """Refuse a device map that accelerate does not know, and a missing device."""
     if name in ("cpu", "cuda", "mps"):
         chosen_device(name)
     elif name not in _SPREADS:
@@ -558,11 +565,31 @@ def _spread(model: Any, device_map: str | dict[str, Any]) -> Any:
     )
 
 
+def _absurd_counts(config: Mapping[str, Any], tensors: int) -> Iterator[tuple[str, str, Any]]:
+    """Counts by which transformers would write lists of absurd length when it reads a config.
+
+    Each with its place and what it must be. A key beside a backbone is passed on to it, and other
+    models have configs within configs, so every place counts.
+    """
+    left: list[tuple[str, Any, Any]] = [("", None, config)]
+    while left:
+        place, key, value = left.pop()
+        if key in _LAYERS and (type(value) is not int or not 1 <= value <= tensors):
+            yield place, f"from 1 to {tensors}, the number of tensors", value
+        elif isinstance(value, Mapping):
+            left += [(f"{place}.{k}".lstrip("."), k, v) for k, v in value.items()]
+        elif isinstance(value, list):
+            left += [(place, list, v) for v in value]
+        elif key in _MOST and type(value) is int and value > _MOST[key]:
+            yield place, f"at most {_MOST[key]:,}", value
+
+
 def model_name(model: AnyModel) -> str:
     """A model as a recipe names it."""
     return model.name if isinstance(model, Source) else str(getattr(model, "name_or_path", model))
 
 
-def tokenizer_name(tokenizer: Any) -> str | None:
-    """A tokenizer as a recipe names it; a live one has no name."""
-    return tokenizer if isinstance(tokenizer, str) else None
+def recipe_names(model: AnyModel, tokenizer: Any) -> dict[str, str | None]:
+    """A model and its tokenizer as a recipe names them; a live tokenizer has no name."""
+    named = tokenizer if isinstance(tokenizer, str) else None
+    return {"model": model_name(model), "tokenizer": named}

@@ -1,7 +1,7 @@
-"""The verbs beside `compress`: train, recover, verify, evaluate, generate; `run` for any recipe.
+"""The other verbs: train, recover, verify, evaluate, export, generate; `run` for any recipe.
 
-Each takes the options of its recipe as keywords and gives a typed result. The steps of `compress`
-are in `headwise.pipeline`, plans in `headwise.plans`. Each verb imports its rooms when it is
+Each takes the options of its recipe as keywords and returns a typed result. The steps of `compress`
+are in `headwise.pipeline`, plans in `headwise.plans`. Each verb imports its packages when it is
 called, so that none loads what only another needs.
 """
 
@@ -17,7 +17,6 @@ from headwise.errors import HeadwiseError
 from headwise.plan import Plan
 from headwise.progress import Progress, note, silent
 from headwise.recipe import (
-    FOLDERS,
     EvaluateRecipe,
     ExportRecipe,
     GenerateRecipe,
@@ -25,6 +24,7 @@ from headwise.recipe import (
     RecoverRecipe,
     TrainRecipe,
     VerifyRecipe,
+    check_folder,
     read_recipe,
     write_recipe,
 )
@@ -59,7 +59,7 @@ def train(
     """Train a plan's model from scratch on text; the finished model is in OUT/model.
 
     `options` are those below. Call it again with the same arguments to resume after a kill; with
-    `resume`, `out` alone is enough, and what else is given must agree with the run. Under torchrun
+    `resume`, `out` alone is enough, and any other arguments must agree with the run. Under torchrun
     every process calls this, and every process gets the result.
 
     >>> import headwise as hw
@@ -173,8 +173,8 @@ def verify(
 ) -> Verification:
     """Measure a cut model against the model it was cut from, on text it was not calibrated on.
 
-    `options` are those below; a missed target is no error: see `met` and `targets`. With `out` the
-    record is also written to that file.
+    `options` are those below; a missed target is not an error: see `met` and `targets`. With `out`
+    the record is also written to that file.
 
     >>> import headwise as hw
     >>> found = hw.verify("smaller", against="./model", text="held-out.txt", max_ratio=1.1)
@@ -184,15 +184,10 @@ def verify(
     from headwise.measure.record import VERIFY_RECORD, VerifySettings
     from headwise.measure.verification import verify as verify_model
     from headwise.pipeline import measured_data
-    from headwise.source import model_name, tokenizer_name
+    from headwise.source import model_name, recipe_names
 
     cut = _folder(model)
-    recipe = VerifyRecipe.of(
-        model=model_name(cut),
-        against=model_name(against),
-        tokenizer=tokenizer_name(tokenizer),
-        **options,
-    )
+    recipe = VerifyRecipe.of(**recipe_names(cut, tokenizer), against=model_name(against), **options)
     if out is not None:
         check_output(Path(out), force=force, inputs=recipe.reads, kind="file")
     texts = measured_data(recipe.text, recipe.images)
@@ -233,7 +228,7 @@ def evaluate(
     progress: Progress = silent,
     **options: Any,
 ) -> Evaluation:
-    """Score texts with a causal model: nats per token, perplexity, bits per byte.
+    """Score texts: nats per token, perplexity, bits per byte; for encoders nats per masked token.
 
     `options` are those below. With `out` the record is also written to that file.
 
@@ -242,11 +237,9 @@ def evaluate(
     """
     from headwise.data.text import read_source
     from headwise.measure.evaluation import evaluate_model
-    from headwise.source import model_name, open_source, tokenizer_name
+    from headwise.source import open_source, recipe_names
 
-    recipe = EvaluateRecipe.of(
-        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
-    )
+    recipe = EvaluateRecipe.of(**recipe_names(model, tokenizer), **options)
     if out is not None:
         check_output(Path(out), force=force, inputs=recipe.reads, kind="file")
     found = evaluate_model(
@@ -274,7 +267,7 @@ def export(
     command: str = "",
     **options: Any,
 ) -> ExportResult:
-    """Write a model as another engine loads it, and measure its parity in that engine.
+    """Export a model for another engine, and measure parity in that engine.
 
     `options` are those below. `out` is a file for GGUF and a folder otherwise. Call it again with
     the same arguments to resume after a kill.
@@ -310,7 +303,7 @@ def push(
 ) -> PushResult:
     """Upload a folder that headwise wrote, with its card and recipe, to the Hugging Face hub.
 
-    `endpoint` and `token` are the hub's own unless given.
+    `endpoint` and `token` default to those of the huggingface_hub configuration.
 
     >>> import headwise as hw
     >>> hw.push("smaller", "my-name/smaller")  # doctest: +SKIP
@@ -334,13 +327,11 @@ def generate(
     >>> text = hw.generate("./model", prompt="The capital", max_new_tokens=3).text
     """
     from headwise.measure.generation import continuation
-    from headwise.source import model_name, open_source, tokenizer_name
+    from headwise.source import open_source, recipe_names
 
-    recipe = GenerateRecipe.of(
-        model=model_name(model), tokenizer=tokenizer_name(tokenizer), **options
-    )
+    recipe = GenerateRecipe.of(**recipe_names(model, tokenizer), **options)
     source = open_source(model, tokenizer=tokenizer, trust_remote_code=recipe.trust_remote_code)
-    source.refuse_seeing_ahead("`headwise generate`")
+    source.refuse_bidirectional("`headwise generate`")
     return continuation(
         source.load("causal-lm", device=recipe.device, dtype=recipe.dtype),
         source.tokenizer,
@@ -360,7 +351,7 @@ def run(
     progress: Progress = silent,
     command: str = "",
 ) -> Any:
-    """Do what a recipe says; the result is that of its verb.
+    """Run a recipe; the result is that of its verb.
 
     `out` is the output folder, or the file of a plan, a verification or an evaluation.
 
@@ -370,8 +361,7 @@ def run(
     found = recipe
     if not isinstance(found, Recipe):
         found = read_recipe(Path(found), replacing=out if force else None)
-    if out is None and found.verb in FOLDERS:
-        raise HeadwiseError(f"{found.verb} needs an output folder; give one with --out.")
+    check_folder(found, out)
     verb = verb_of(found)
     how = {"out": out, "force": force, "progress": progress, "command": command}
     taken = signature(verb).parameters
@@ -379,7 +369,7 @@ def run(
 
 
 def verb_of(recipe: Recipe) -> Callable[..., Any]:
-    """The function that does what a recipe says."""
+    """The function that runs a recipe."""
     import headwise
 
     name = "evaluate" if recipe.verb == "eval" else recipe.verb  # Python has an `eval` of its own
@@ -400,6 +390,6 @@ def load(model: str | Path, **how: Any) -> PreTrainedModel:
 
 
 def _folder(model: Any) -> Any:
-    """Where a result of ours lies; whatever else names a model stays as it is."""
+    """The folder of a result of ours; any other name of a model is returned unchanged."""
     out = getattr(model, "out", None)
     return out if isinstance(out, Path) else model

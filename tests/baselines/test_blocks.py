@@ -24,6 +24,8 @@ from headwise.errors import BudgetError
 from headwise.models.backbones_headwise import layer_mlp, projections_of, stock_attentions
 from headwise.models.build import convert, inner, replaced_projections
 from headwise.planning.cost import cost
+from tests import lanes
+from tests.baselines.ranks import rank
 from tests.tolerances import FELT, IDENTITY, difference
 
 
@@ -49,24 +51,6 @@ class Seen:
             return self.dense.outputs(self.model)
 
 
-SEEN: dict[str, Seen] = {}
-
-
-@pytest.fixture
-def seen(subject):
-    def find(name: str) -> Seen:
-        if name not in SEEN:
-            SEEN[name] = Seen(subject(name))
-        return SEEN[name]
-
-    return find
-
-
-def rank(matrix) -> int:
-    s = np.linalg.svd(np.asarray(matrix, dtype=np.float64), compute_uv=False)
-    return int((s > 1e-5 * max(s[0], 1e-30)).sum())
-
-
 def recounted(method: str, mlps) -> int:
     """MLP parameters by the ranks, or by the columns of W_down that are read."""
     total = 0
@@ -80,7 +64,9 @@ def recounted(method: str, mlps) -> int:
 
 
 @pytest.mark.parametrize("method", BLOCK_RIVALS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gpt_neox"])
+@pytest.mark.parametrize(
+    "name", lanes.slow_but(("llama", "gpt2"), ("llama", "gpt2", "phi3", "gpt_neox"))
+)
 def test_the_full_budget_is_the_identity(seen, name, method):
     found = seen(name)
     before = found.dense.outputs(found.dense.model)
@@ -90,7 +76,7 @@ def test_the_full_budget_is_the_identity(seen, name, method):
 
 
 @pytest.mark.parametrize("method", BLOCK_RIVALS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3"])
+@pytest.mark.parametrize("name", lanes.slow_but(("gpt2",), ("llama", "gpt2", "phi3")))
 def test_blocks_are_counted_and_within_the_budget(seen, name, method):
     found = seen(name)
     amount = round(0.75 * found.full)
@@ -140,6 +126,38 @@ def test_flap_drops_the_lowest_and_keeps_their_mean(seen):
     after = other.weight.double().numpy() @ mean + other.bias.double().numpy()
     assert after == pytest.approx(before, abs=1e-5 * np.abs(before).max())
     assert other.weight.double().numpy() @ mean != pytest.approx(before, rel=1e-2)
+
+
+def test_flap_scores_are_as_its_program_computes_them(seen):
+    found = seen("llama")
+    by_head, by_neuron = scores(found.subject)
+    entering: dict[str, list[torch.Tensor]] = {"mixed": [], "neurons": []}
+    layer = found.owners[1]
+    attention, down = found.model.attentions()[1], layer.mlp.down_proj
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name: entering[name].append(args[0]))
+        for name, module in (("mixed", attention.o_proj), ("neurons", down))
+    ]
+    with torch.no_grad():
+        found.model(input_ids=found.ids)
+    for hook in hooks:
+        hook.remove()
+
+    def fluctuation(name, module):
+        rows = torch.cat(entering[name]).flatten(0, -2).double()
+        return rows.var(0, correction=0) * module.weight.detach().double().square().sum(0)
+
+    def standard(x):
+        return (x - x.mean()) / x.std()
+
+    # The published program squares what is of heads once more, and not what is of neurons.
+    once = standard(fluctuation("mixed", attention.o_proj)).unflatten(0, (6, 10)).mean(1)
+    twice = standard(fluctuation("mixed", attention.o_proj) ** 2).unflatten(0, (6, 10)).mean(1)
+    assert by_head[1] == pytest.approx(twice.numpy(), abs=1e-4)
+    assert by_head[1] != pytest.approx(once.numpy(), abs=1e-2)
+    of_neurons = fluctuation("neurons", down)
+    assert by_neuron[1] == pytest.approx(standard(of_neurons).numpy(), abs=1e-4)
+    assert by_neuron[1] != pytest.approx(standard(of_neurons**2).numpy(), abs=1e-2)
 
 
 def test_taylor_sums_are_of_weights_times_gradients(seen):

@@ -20,10 +20,11 @@ from headwise.errors import BudgetError
 from headwise.models.backbones_headwise import Projection, projections_of
 from headwise.models.build import convert, load_projections, replaced_projections
 from headwise.planning.cost import cost
+from tests import lanes
+from tests.baselines.ranks import rank
 from tests.tolerances import FELT, IDENTITY, difference
 
 NAMES = ["llama", "gpt2"]  # grouped with rotary positions; plain without, every bias
-ZERO = 1e-5  # of the largest weight: float32 rounding of what is zero in exact numbers
 
 
 class Seen:
@@ -44,24 +45,6 @@ class Seen:
         for attention, weights in zip(self.model.attentions(), layers, strict=True):
             load_projections(attention, weights)
         return self.dense.outputs(self.model)
-
-
-SEEN: dict[str, Seen] = {}  # each test puts its own weights in
-
-
-@pytest.fixture
-def seen(subject):
-    def find(name: str) -> Seen:
-        if name not in SEEN:
-            SEEN[name] = Seen(subject(name))
-        return SEEN[name]
-
-    return find
-
-
-def rank(matrix) -> int:
-    s = np.linalg.svd(np.asarray(matrix, dtype=np.float64), compute_uv=False)
-    return int((s > ZERO * max(s[0], 1e-30)).sum())
 
 
 def recounted(method: str, seen: Seen, layers) -> int:
@@ -93,7 +76,7 @@ def recounted(method: str, seen: Seen, layers) -> int:
 
 
 @pytest.mark.parametrize("method", RIVALS)
-@pytest.mark.parametrize("name", [*NAMES, "qwen2", "gpt_neox"])
+@pytest.mark.parametrize("name", lanes.slow_but((*NAMES,), (*NAMES, "qwen2", "gpt_neox")))
 def test_the_full_budget_is_the_identity(seen, name, method):
     found = seen(name)
     cut = RIVALS[method](found.subject, found.full)
@@ -117,7 +100,9 @@ def test_counted_parameters_are_those_of_the_ranks(seen, name, method):
 
 
 @pytest.mark.parametrize("method", RIVALS)
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "name", lanes.slow_but(("qwen2", "olmo2"), ("qwen2", "qwen3", "olmo2", "gpt_neox"))
+)
 def test_other_families_are_cut_within_the_budget(seen, name, method):
     found = seen(name)
     amount = round(0.8 * found.full)

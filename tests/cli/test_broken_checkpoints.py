@@ -101,7 +101,7 @@ def test_a_model_that_is_cut_already_is_refused_at_once(headwise, place, monkeyp
     monkeypatch.chdir(place)
     result = headwise(verb, "cut", *SHORT.split(), "--attn-params", "75%", "-o", "out")
     assert result.code == 2
-    assert "cut is a headwise model already" in result.err
+    assert "cut is already a headwise model" in result.err
     assert not list(place.glob("out*"))
 
 

@@ -119,6 +119,7 @@ def test_recovery_can_follow_the_cut(headwise, place, tmp_path):
     assert counts[0] == counts[1] > sum(t.numel() for t in one.values())
 
 
+@pytest.mark.slow
 def test_a_missed_target_is_exit_code_1(headwise, place, tmp_path):
     result = headwise(*words(place, tmp_path / "out", "--attn-params", "30%", "--max-ratio", "0.5"))
     assert result.code == 1
@@ -151,6 +152,7 @@ def test_bad_input_is_one_sentence_and_code_2(headwise, place, tmp_path, more, m
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_profile_of_another_text_is_refused(headwise, place, tmp_path):
     quick = ("--attn-params", "80%", "--no-verify", "--profile", tmp_path / "profile")
     assert headwise(*words(place, tmp_path / "one", *quick)).code == 0

@@ -5,14 +5,15 @@ import json
 import resource
 import shutil
 import subprocess
-import sys
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests import lanes
+
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, write_llama):
+def place(tmp_path_factory, write_llama, run_command):
     """A tiny sharded model, its text, its profile, and a good cut of it."""
     folder = tmp_path_factory.mktemp("faults")
     write_llama(
@@ -27,13 +28,7 @@ def place(tmp_path_factory, write_llama):
         num_key_value_heads=3,
         max_position_embeddings=64,
     )
-    line = [
-        sys.executable,
-        "-m",
-        "headwise",
-        *words(folder, folder / "good", "--attn-params", "70%"),
-    ]
-    subprocess.run(line, check=True, capture_output=True)
+    run_command(*words(folder, folder / "good", "--attn-params", "70%"))
     return folder
 
 
@@ -187,7 +182,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_knows(headwise, forced, broke
         save_file(state, broken / index[name], metadata={"format": "pt"})
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
-    one_sentence(forced(broken), "the tokenizer gives token", "knows only 200")
+    one_sentence(forced(broken), "the tokenizer gives token", "vocabulary has 200")
     cut = tmp_path / "cut"
     shutil.copytree(place / "good", cut)
     state = load_file(cut / "model.safetensors")
@@ -199,7 +194,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_knows(headwise, forced, broke
     (cut / "config.json").write_text(json.dumps(config))
     words = ("recover", cut, "--against", broken, "--text", place / "text.txt")
     result = headwise(*words, "-o", tmp_path / "back", "--tokens", "64", "--length", "32")
-    one_sentence(result, "the tokenizer gives token", "knows only 200")
+    one_sentence(result, "the tokenizer gives token", "vocabulary has 200")
     assert not (tmp_path / "back.partial").exists()
 
 
@@ -251,7 +246,7 @@ def disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("at", ["layers", "weights"])
+@pytest.mark.parametrize("at", lanes.slow_but(("weights",), ("layers", "weights")))
 def test_a_full_disk(headwise, place, disk, at):
     folder, resize = disk
     size = sum(len(x) for x in contents(place / "good").values()) // 1024

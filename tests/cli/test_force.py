@@ -8,6 +8,7 @@ import pytest
 from headwise import pipeline
 from headwise.artifacts import atomic_file
 from headwise.errors import HeadwiseError, OutputError
+from tests import lanes
 
 
 @pytest.fixture
@@ -40,16 +41,31 @@ def contents(folder):
     }
 
 
+THERE = {"model", "text.txt", "album", "link", "pipe"}
 VERBS = {
     "compress": ("compress", "model", "--attn-params", "75%", "--text", "text.txt"),
     "profile": ("profile", "model", "--text", "text.txt"),
     "recover": ("recover", "model", "--against", "model", "--text", "text.txt"),
     "train": ("train", "plan.json", "--text", "text.txt", "--steps", "1"),
+    "compare": ("compare", "model", "--text", "text.txt", "--methods", "svd-llm"),
+    "export": ("export", "model", "--to", "padded", "--no-check"),
 }
+OUTS = (
+    "model",
+    "text.txt",
+    ".",
+    "..",
+    "/",
+    "album",
+    "link",
+    "pipe",
+    "NEW/../model",
+    "NEW/../album",
+)
 
 
-@pytest.mark.parametrize("out", ["model", "text.txt", ".", "..", "album", "link", "pipe"])
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("out", OUTS)
+@pytest.mark.parametrize("verb", lanes.slow_but(("compress", "train"), VERBS))
 def test_nothing_is_lost(headwise, place, verb, out):
     shape = ("--layers", "1", "--d-model", "16", "--heads", "2", "--context", "32")
     assert headwise("plan", "new", *shape, "-o", "plan.json").code == 0
@@ -59,6 +75,7 @@ def test_nothing_is_lost(headwise, place, verb, out):
     assert "Traceback" not in result.err
     assert contents(place) == before
     assert (place / "link").is_symlink()
+    assert {p.name for p in place.iterdir()} == {*THERE, "plan.json"}
 
 
 def test_an_output_of_headwise_is_replaced(headwise, place):
@@ -73,6 +90,7 @@ def test_an_output_of_headwise_is_replaced(headwise, place):
     assert contents(place / "made") != before
 
 
+@pytest.mark.slow
 def test_the_earlier_output_stays_until_the_new_one_is_verified(headwise, place, monkeypatch):
     sizes = ("--length", "16", "--tokens", "64", "--multiple-of", "2", "--recover", "0")
     command = (*VERBS["compress"], *sizes, "--verify-tokens", "32", "-o", "made")
@@ -93,7 +111,7 @@ def test_the_earlier_output_stays_until_the_new_one_is_verified(headwise, place,
     assert headwise(*forced).code == 0
     assert (place / "made" / "verify.json").is_file()
     assert contents(place / "made") != before
-    there = {p.name for p in place.iterdir()} - {"model", "text.txt", "album", "link", "pipe"}
+    there = {p.name for p in place.iterdir()} - THERE
     assert there == {"made", "made.profile"}
 
 
@@ -107,7 +125,10 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("out", ["text.txt", "model/config.json", "album/cat.png", "album", "pipe"])
+FOREIGN = ("text.txt", "model/config.json", "album/cat.png", "album", "pipe")
+
+
+@pytest.mark.parametrize("out", [*FOREIGN, "NEW/../text.txt", "NEW/../album/cat.png"])
 @pytest.mark.parametrize("verb", FILES)
 def test_a_file_that_is_an_input_or_foreign_is_not_replaced(headwise, place, verb, out):
     before = contents(place)
@@ -115,7 +136,7 @@ def test_a_file_that_is_an_input_or_foreign_is_not_replaced(headwise, place, ver
     assert result.code == 2, result.err
     assert "Traceback" not in result.err
     assert contents(place) == before
-    assert {p.name for p in place.iterdir()} == {"model", "text.txt", "album", "link", "pipe"}
+    assert {p.name for p in place.iterdir()} == THERE
 
 
 def test_a_page_takes_the_place_of_a_page_but_of_no_input(headwise, place):
@@ -127,7 +148,7 @@ def test_a_page_takes_the_place_of_a_page_but_of_no_input(headwise, place):
     assert page.read_text() != "an earlier one"
     refused = headwise("report", "model", "-o", "model/config.json", "--force")
     assert refused.code == 2
-    assert "which this run reads" in refused.err
+    assert "an input of this run" in refused.err
 
 
 def test_the_plan_and_the_recipe_of_a_run_are_inputs(headwise, place):
@@ -145,7 +166,7 @@ def test_the_plan_and_the_recipe_of_a_run_are_inputs(headwise, place):
     ):
         refused = headwise(*words)
         assert refused.code == 2
-        assert "which this run reads" in refused.err
+        assert "an input of this run" in refused.err
     assert contents(place) == before
 
 
@@ -159,3 +180,13 @@ def test_the_first_of_two_writers_wins(place):
         (place / "x.json").write_text("theirs")
     assert (place / "x.json").read_text() == "theirs"
     assert not list(place.glob(".x.json*"))
+
+
+@pytest.mark.parametrize("profile", ["out", "out/deep/profile"])
+def test_a_profile_in_the_place_of_the_output_is_refused_before_it_is_made(
+    headwise, place, profile
+):
+    refused = headwise(*VERBS["compress"], "--profile", profile, "-o", "out")
+    assert refused.code == 2
+    assert "is the output out or lies in it" in refused.err
+    assert {p.name for p in place.iterdir()} == THERE

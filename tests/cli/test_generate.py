@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import typer
@@ -68,3 +69,24 @@ def test_what_does_not_fit_the_context_is_refused(model):
     result = _invoke(model, "--prompt", "abc", "--max-new-tokens", "40")
     assert isinstance(result.exception, HeadwiseError)
     assert "context of 37" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"num_beams": 10**7},
+        {"stop_strings": ["a"]},
+        {"bad_words_ids": "x"},
+        {"repetition_penalty": -3.0},
+        {"cache_implementation": "quantized"},
+        {"bos_token_id": 1e400},
+        {"suppress_tokens": list(range(260))},
+    ],
+    ids=str,
+)
+def test_only_the_options_say_how_text_is_drawn(model, tmp_path, said):
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(said))
+    draw = ("--prompt", "abc", "--max-new-tokens", "5")
+    found, plain = _result(tmp_path / "model", *draw), _result(model, *draw)
+    assert found == plain | {"model": found["model"]}

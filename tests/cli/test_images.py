@@ -87,6 +87,7 @@ def test_a_folder_of_photos_cuts_and_proves_a_classifier(headwise, place, tmp_pa
     assert "nats per image." in fitted.out
 
 
+@pytest.mark.slow
 def test_pixels_are_the_photos_prepared(headwise, place, tmp_path):
     """Read from either source, a profile has the same numbers."""
     for source in ("photos", "pixels.safetensors"):
@@ -109,6 +110,7 @@ def test_pixels_are_the_photos_prepared(headwise, place, tmp_path):
     torch.testing.assert_close(moments[0], moments[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_pixels_cut_a_bare_model_and_verify_asks_for_targets(headwise, place, tmp_path):
     out, pixels = tmp_path / "small", place / "pixels.safetensors"
     words = (

@@ -91,7 +91,7 @@ def test_profile(killed_and_whole, place, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def cut(place):
+def cut(place, run_command):
     """The command that cuts, with its profile made."""
     words = ("compress", place / "model", "--text", place / "text.txt", *CALIBRATION)
     more = (
@@ -105,8 +105,7 @@ def cut(place):
         "--profile",
         place / "profile",
     )
-    line = [sys.executable, "-m", "headwise", *map(str, (*words, *more, "-o", place / "cut"))]
-    subprocess.run(line, check=True, capture_output=True)
+    run_command(*words, *more, "-o", place / "cut")
     return (*words, *more, "-o", "out")
 
 

@@ -22,8 +22,59 @@ PICTURES = ("report.html", "README.md", "index.html", "table.md")  # of other fi
 TIMES = re.compile(r'"(seconds|tokens_per_second|median|low|high|ratio)": [-+.e0-9]+')
 
 
+SIZES = "--tokens 96 --length 16"
+CUT = f"{SIZES} --attn-params 60% --multiple-of 2"
+MODEL = "{place}/model --text {place}/text.txt"
+AGAINST = "{place}/cut --against {place}/model --text {place}/text.txt"
+# The command line, every how many of its writes are tried, and how many it has at least.
+RUNS = {
+    "train": (
+        "train {place}/plan.json --text {place}/text.txt --steps 4 --save-every 1 --eval-every 2 "
+        "--batch-size 2 --device cpu -o run",
+        2,
+        40,
+    ),
+    "recover": (
+        f"recover {AGAINST} {SIZES} --batch-size 2 --save-every 1 --device cpu -o out",
+        1,
+        40,
+    ),
+    "profile": (f"profile {MODEL} {SIZES} --chunk 2 --device cpu -o out", 1, 30),
+    "compress": (f"compress {MODEL} {CUT} --recover 0 --verify-tokens 64 -o out", 3, 60),
+    "a profile, a cut and a recovery": (
+        f"compress {MODEL} {CUT} --device cpu --recover 64 --verify-tokens 64 -o out",
+        5,
+        100,
+    ),
+    "compare": (
+        f"compare {MODEL} {SIZES} --attn-params 75% --verify-tokens 64 "
+        "--methods svd-llm,headwise --multiple-of 2 -o out",
+        4,
+        60,
+    ),
+    "reproduce": ("reproduce allocation-256 --quick --workers 1 -o out", 2, 15),
+    "an export to a folder": ("export {place}/model --to padded --no-check -o out", 3, 20),
+    "an export to a file": ("export {place}/model --to gguf --no-check -o out.gguf", 3, 20),
+    "a training run and a profile of each proxy": (
+        "plan design --layers 2 --d-model 16 --heads 2 --context 16 --seeds 1 --steps 1 "
+        "--proxy-layers 1 --proxy-d-model 8 --text {place}/text.txt --tokens 32 --batch-size 2 "
+        "--attn-params 75% --multiple-of 2 --device cpu -o plan.json",
+        8,
+        40,
+    ),
+    "text that the model writes itself": (
+        "compress {place}/model --self-text 64 --tokens 32 --length 16 --attn-params 60% "
+        "--multiple-of 2 --device cpu --recover 0 --fit 0 --no-verify -o out",
+        11,
+        100,
+    ),
+    # Of a file beside the model: the card is renewed, too.
+    "verify": (f"verify {AGAINST} --tokens 64 --repeats 1 -o verify.json", 1, 2),
+}
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, write_llama):
+def place(tmp_path_factory, write_llama, run_command):
     """A tiny model, its cut, a text and a plan."""
     folder = tmp_path_factory.mktemp("writes")
     write_llama(
@@ -32,34 +83,12 @@ def place(tmp_path_factory, write_llama):
         vocab_size=263,
         hidden_size=16,
         intermediate_size=19,
-        num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=2,
         max_position_embeddings=32,
     )
     (folder / "plan.json").write_text(Plan.uniform(tiny.SHAPE).to_json())
-    text = ("--text", folder / "text.txt", "--length", "16", "--tokens", "160")
-    words = (
-        "compress",
-        folder / "model",
-        *text,
-        "-o",
-        folder / "cut",
-        "--no-verify",
-        "--recover",
-        "0",
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "headwise",
-        *words,
-        "--attn-params",
-        "60%",
-        "--multiple-of",
-        "2",
-    ]
-    subprocess.run([*map(str, command)], check=True, capture_output=True)
+    budget = "--length 16 --tokens 160 --attn-params 60% --multiple-of 2 --recover 0 --no-verify"
+    run_command(*f"compress {MODEL} {budget} -o {{place}}/cut".format(place=folder).split())
     return folder
 
 
@@ -79,9 +108,9 @@ def contents(folder):
 
 @pytest.fixture
 def killed_before_each(tmp_path):
-    def run(*words, every=1):
+    def run(*words, every):
         first = int(os.environ.get("HEADWISE_KILLS_FROM", "0")) % every
-        asked = {"words": [str(w) for w in words], "here": str(tmp_path)}
+        asked = {"words": words, "here": str(tmp_path)}
         asked |= {"every": every, "first": first}
         done = subprocess.run(
             [sys.executable, str(SCRIPT), json.dumps(asked)],
@@ -102,119 +131,9 @@ def killed_before_each(tmp_path):
     return run
 
 
-def test_train(killed_before_each, place):
-    sizes = ("--steps", "4", "--save-every", "1", "--eval-every", "2", "--batch-size", "2")
-    effects, lives = killed_before_each(
-        *("train", place / "plan.json", "--text", place / "text.txt"),
-        *(*sizes, "--device", "cpu", "-o", "run"),
-        every=2,
-    )
-    assert lives >= effects // 2
-    assert effects > 40
-
-
-def test_recover(killed_before_each, place):
-    sizes = ("--tokens", "96", "--length", "16", "--batch-size", "2", "--save-every", "1")
-    effects, lives = killed_before_each(
-        *("recover", place / "cut", "--against", place / "model", "--text", place / "text.txt"),
-        *(*sizes, "--device", "cpu", "-o", "out"),
-    )
-    assert effects == lives
-    assert effects > 40
-
-
-def test_profile(killed_before_each, place):
-    sizes = ("--tokens", "96", "--length", "16", "--chunk", "2", "--device", "cpu")
-    effects, lives = killed_before_each(
-        *("profile", place / "model", "--text", place / "text.txt", *sizes, "-o", "out"),
-    )
-    assert effects == lives
-    assert effects > 30
-
-
-def test_compress(killed_before_each, place):
-    """Every third of its writes, for it has many."""
-    sizes = ("--tokens", "96", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
-    effects, lives = killed_before_each(
-        *("compress", place / "model", "--text", place / "text.txt", *sizes),
-        *("--recover", "0", "--verify-tokens", "64", "-o", "out"),
-        every=3,
-    )
-    assert lives >= effects // 3
-    assert effects > 60
-
-
-def test_compress_and_recover(killed_before_each, place):
-    """A profile, a cut and a recovery in a chain; every fifth write."""
-    sizes = ("--tokens", "96", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
-    effects, lives = killed_before_each(
-        *("compress", place / "model", "--text", place / "text.txt", *sizes, "--device", "cpu"),
-        *("--recover", "64", "--verify-tokens", "64", "-o", "out"),
-        every=5,
-    )
-    assert lives >= effects // 5
-    assert effects > 100
-
-
-def test_compare(killed_before_each, place):
-    sizes = ("--tokens", "96", "--length", "16", "--attn-params", "75%", "--verify-tokens", "64")
-    effects, lives = killed_before_each(
-        *("compare", place / "model", "--text", place / "text.txt", *sizes),
-        *("--methods", "svd-llm,headwise", "--multiple-of", "2", "-o", "out"),
-        every=4,
-    )
-    assert lives >= effects // 4
-    assert effects > 60
-
-
-def test_reproduce(killed_before_each):
-    effects, lives = killed_before_each(
-        *("reproduce", "allocation-256", "--quick", "--workers", "1", "-o", "out"), every=2
-    )
-    assert lives >= effects // 2
-    assert effects > 15
-
-
-@pytest.mark.parametrize(("target", "out"), [("padded", "out"), ("gguf", "out.gguf")])
-def test_export(killed_before_each, place, target, out):
-    """To a folder and to a file; the engine's check writes nothing. Every third write."""
-    effects, lives = killed_before_each(
-        *("export", place / "model", "--to", target, "--no-check", "-o", out), every=3
-    )
-    assert lives >= effects // 3
-    assert effects > 20
-
-
-def test_design(killed_before_each, place):
-    """A training run and a profile of each proxy; every eighth write."""
-    sizes = ("--layers", "2", "--d-model", "16", "--heads", "2", "--context", "16")
-    proxies = ("--seeds", "1", "--steps", "1", "--proxy-layers", "1", "--proxy-d-model", "8")
-    effects, lives = killed_before_each(
-        *("plan", "design", *sizes, *proxies, "--text", place / "text.txt", "--tokens", "32"),
-        *("--batch-size", "2", "--attn-params", "75%", "--multiple-of", "2", "--device", "cpu"),
-        *("-o", "plan.json"),
-        every=8,
-    )
-    assert lives >= effects // 8
-    assert effects > 40
-
-
-def test_text_that_the_model_writes_itself(killed_before_each, place):
-    """Every eleventh write."""
-    sizes = ("--tokens", "32", "--length", "16", "--attn-params", "60%", "--multiple-of", "2")
-    effects, lives = killed_before_each(
-        *("compress", place / "model", "--self-text", "64", *sizes, "--device", "cpu"),
-        *("--recover", "0", "--fit", "0", "--no-verify", "-o", "out"),
-        every=11,
-    )
-    assert lives >= effects // 11
-    assert effects > 100
-
-
-def test_verify_writes_its_file_and_the_card(killed_before_each, place):
-    """`verify -o` of a file beside the model renews the card, too."""
-    effects, _ = killed_before_each(
-        *("verify", place / "cut", "--against", place / "model", "--text", place / "text.txt"),
-        *("--tokens", "64", "--repeats", "1", "-o", "verify.json"),
-    )
-    assert effects >= 3
+@pytest.mark.parametrize("name", RUNS)
+def test_the_same_command_ends_in_the_same_files(killed_before_each, place, name):
+    line, every, least = RUNS[name]
+    effects, lives = killed_before_each(*line.format(place=place).split(), every=every)
+    assert lives >= effects // every
+    assert effects > least

@@ -1,8 +1,10 @@
 """Commands in odd surroundings: closed and full streams, odd variables, special files, names."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -158,7 +160,7 @@ def test_homes_of_nobody(headwise, place):
     ):
         result = headwise(*words)
         assert result.code == 2
-        assert "home of a user" in result.err
+        assert "home of an unknown user" in result.err
 
 
 @pytest.mark.parametrize("seed", [2**64, 10**40, -1])
@@ -241,3 +243,56 @@ def test_names_that_are_not_text(place):
     assert done.returncode == 2
     assert b"not valid UTF-8" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to …"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+    ids=lambda error: str(error)[:20],
+)
+def test_memory_that_runs_out_is_one_sentence(headwise, place, monkeypatch, error):
+    def fail(*given, **more):
+        raise error
+
+    monkeypatch.setattr("headwise.cli.plan.read_plan", fail)
+    result = headwise("plan", "show", "plan.json")
+    assert result.code == 2
+    assert result.err.startswith("Error: this needs more memory than there is")
+    monkeypatch.setattr("headwise.cli.plan.read_plan", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # our own mistakes keep their traceback
+        headwise("plan", "show", "plan.json")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
+def test_no_more_is_read_than_the_system_says_is_there(headwise, place):
+    """Files of /proc have no size, and some have no end."""
+    for words in (("plan", "show", "/proc/self/maps"), ("run", "/proc/self/maps", "-o", "out")):
+        assert headwise(*words).code == 2
+    result = headwise("train", "plan.json", "--text", "/proc/self/maps", "-o", "out")
+    assert result.code == 2
+    assert "holds no text (it is empty or blank)" in result.err
+
+
+def test_a_plan_of_absurd_heads_is_shown_or_refused(headwise, place):
+    head = {"qk_dim": 2**31 - 1, "vo_dim": 4}
+    plan = Plan.uniform(SHAPE).to_dict() | {"format": "headwise-plan/2"}
+    layer = {"heads": [head]}
+    (place / "plan.json").write_text(json.dumps(plan | {"layers": [layer]}))
+    assert headwise("plan", "show", "plan.json").code == 0
+    many = {"heads": [{"repeat": 100_000, "qk_dim": 4, "vo_dim": 4}]}
+    (place / "plan.json").write_text(json.dumps(plan | {"layers": [many]}))
+    result = headwise("plan", "show", "plan.json", "--plot", "plan.svg")
+    assert result.code == 2
+    assert "at most 20,000 head groups, and this plan has 100,000" in result.err
+    assert not (place / "plan.svg").exists()
+
+
+def test_steps_of_absurd_size_are_refused(headwise, place):
+    words = ("train", "plan.json", "--text", "text.txt", "--batch-size", 10**11, "-o", "out")
+    result = headwise(*words)
+    assert result.code == 2
+    assert "batch-size must be at most 1,000,000 windows" in result.err

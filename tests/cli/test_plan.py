@@ -36,6 +36,30 @@ def test_json_is_one_document(headwise, policy):
     assert Plan.from_dict(document["plan"]).origin.policy == policy
 
 
+@pytest.mark.parametrize(
+    ("words", "widths"),
+    [
+        ("--policy uniform --for stock --for gguf", {(56, 56)}),
+        ("--policy uniform --for vllm-cpu", {(32, 32)}),
+        ("--policy uniform --for gguf-cuda", {(40, 40)}),
+        ("--policy narrower-late --for vllm-cpu", {(64, 64), (32, 32)}),
+        ("--policy theory --token-dim 128 --for vllm-cpu", {(128, 128), (80, 80)}),
+    ],
+)
+def test_what_a_target_needs_is_tied(headwise, words, widths):
+    share = "90%" if "stock" in words else "63%"
+    document = json.loads(headwise(*NEW, "--kv-bytes", share, *words.split(), "--json").out)
+    plan = Plan.from_dict(document["plan"])
+    found = {(h.qk_dim, h.vo_dim) for layer in plan.layers for h in layer.heads}
+    assert found <= widths
+    runs = {one["target"]: one["runs"] for one in document["runs_in"]}
+    assert all(runs[target] for target in words.split("--for ")[1:] for target in target.split())
+    if "theory" in words:  # the control: keys and values of other widths where nothing asks
+        free = headwise(*NEW, "--kv-bytes", share, *words.split()[:-2], "--json")
+        heads = [h for x in Plan.from_dict(json.loads(free.out)["plan"]).layers for h in x.heads]
+        assert any(h.qk_dim != h.vo_dim for h in heads)
+
+
 def test_context_changes_flops_only(headwise, tmp_path):
     path = tmp_path / "plan.json"
     headwise(*NEW, "-o", path)
@@ -48,6 +72,11 @@ def test_context_changes_flops_only(headwise, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            "--policy narrower-late --kv-bytes 50% --for stock",
+            "policy narrower-late makes a plan that stock does not run: layer",
+        ),
+        ("--for tensorrt", "must be 'stock', 'gguf', 'gguf-cuda'"),
         ("--attn-params 130%", "--attn-params must be a share above 0% and up to 100%"),
         ("--attn-params 0.75", "write 0.75 as 75%"),
         ("--attn-params 75% --attn-params 50%", "got 75% and 50%, which contradict each other"),
@@ -62,7 +91,7 @@ def test_context_changes_flops_only(headwise, tmp_path):
         ("--policy theory --token-dim 0", "token"),
         ("--policy theory --vectors none.npy", "none.npy does not exist"),
         ("--policy theory --vectors none.npy --token-dim 8", "give only one of them"),
-        ("--family vit --context 1024", "context of a vit model must be a square and 1"),
+        ("--family vit --context 1024", "context of a vit model must be a square plus 1"),
         (
             "--policy theory --token-dim 8 --kernel a,b",
             "expected numbers separated by commas",
@@ -106,7 +135,7 @@ def test_a_file_that_is_no_plan_is_kept_even_with_force(headwise, tmp_path):
     path.write_text("precious")
     refused = headwise(*NEW, "-o", path, "--force")
     assert refused.code == 2
-    assert "no file of a kind that headwise writes" in refused.err
+    assert "not a kind of file that headwise writes" in refused.err
     assert path.read_text() == "precious"
 
 
@@ -131,6 +160,7 @@ def test_bad_plan_files(headwise, tmp_path, text, message):
         assert result.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_real_process_agrees(headwise_process, tmp_path):
     done = headwise_process(*NEW, "--attn-params", "75%", "-o", tmp_path / "p.json", "--json")
     assert done.returncode == 0
@@ -171,6 +201,7 @@ def test_nasty_words(headwise, words, message):
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_full_stdout_is_one_sentence(headwise_process):
     import subprocess
     import sys
@@ -187,6 +218,7 @@ def test_a_full_stdout_is_one_sentence(headwise_process):
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_its_table(headwise_process):
     import os
 

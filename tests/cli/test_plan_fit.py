@@ -118,6 +118,7 @@ def test_a_folder_that_is_no_profile(headwise, tmp_path):
     assert "is not a profile (it has no profile.json)" in done.err
 
 
+@pytest.mark.slow
 def test_a_fit_needs_no_torch(profile):
     code = (
         "import sys\n"

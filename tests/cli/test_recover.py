@@ -162,7 +162,7 @@ def test_a_second_recovery_into_the_same_folder_is_refused(headwise, place, tmp_
         first.kill()
         first.wait()
     assert second.code == 2
-    assert "another run is at work" in second.err
+    assert "another run is using" in second.err
     steps = [json.loads(row)["step"] for row in metrics.read_text().splitlines()[:-1]]
     assert steps == list(range(1, len(steps) + 1))
 

@@ -65,6 +65,7 @@ def test_the_page_follows_the_code():
     assert page(app) != made
 
 
+@pytest.mark.slow
 def test_the_page_is_written_without_torch(tmp_path):
     program = (
         "import sys; from headwise.cli import reference; sys.argv[1:] = [sys.argv[1]];"
@@ -119,18 +120,21 @@ def completed(*command, **environment) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_show_completion_prints_the_script_of_the_shell():
     shown = completed("bash", "-c", f"{shlex.quote(str(PROGRAM))} --show-completion; exit $?")
     assert "complete -o default -F _headwise_completion headwise" in shown
     assert shown.strip() == completed(PROGRAM, _HEADWISE_COMPLETE="source_bash").strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_have_their_scripts(shell):
     shown = completed(PROGRAM, _HEADWISE_COMPLETE=f"source_{shell}")
     assert f"_HEADWISE_COMPLETE=complete_{shell}" in shown
 
 
+@pytest.mark.slow
 def test_completion_knows_the_commands():
     asked = {"COMP_WORDS": "headwise plan ", "COMP_CWORD": "2"}
     shown = completed(PROGRAM, _HEADWISE_COMPLETE="complete_bash", **asked)

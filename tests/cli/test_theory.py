@@ -43,6 +43,7 @@ def test_advice_names_four_views(headwise):
     assert "johnson-lindenstrauss" in headwise(*words).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".svg", ".html"])
 def test_plots(headwise, tmp_path, ending):
     path = tmp_path / f"bound{ending}"

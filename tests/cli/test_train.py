@@ -191,7 +191,7 @@ def test_a_second_run_in_the_same_folder_is_refused(whole, plan_file, tmp_path):
             assert first.poll() is None, "the first run ended too early to prove anything"
             assert done.returncode == 2, done.stderr
             assert done.stderr.count("\n") == 1, done.stderr
-            assert f"another run is at work in {run}" in done.stderr
+            assert f"another run is using {run}" in done.stderr
     finally:
         first.send_signal(signal.SIGTERM)
         _, messages = first.communicate(timeout=120)
@@ -293,7 +293,7 @@ def test_an_existing_run_is_not_overwritten(whole, plan_file, tmp_path):
     assert "give only one" in _message("-o", whole, "--resume", "--force")
     (tmp_path / "mine.txt").write_text("mine")
     message = _message(plan_file, *OPTIONS, "-o", tmp_path, "--force")
-    assert "headwise did not write it (it holds mine.txt)" in message
+    assert "headwise did not write it (it contains mine.txt)" in message
     assert "holds no run to resume" in _message("-o", tmp_path / "none", "--resume")
 
 
@@ -366,6 +366,7 @@ def test_the_flags_show_the_defaults_of_the_settings():
         assert f"default: {getattr(defaults, name)}" in line
 
 
+@pytest.mark.slow
 def test_importing_the_verbs_imports_nothing_heavy():
     code = (
         "import sys, headwise.cli.train, headwise.cli.evaluate, headwise.cli.generate;"

@@ -75,7 +75,7 @@ def test_the_second_gets_a_sentence(headwise, first, monkeypatch, verb):
         before = contents(first.folder)
         second = headwise(*words)
         assert second.code == 2, (said, second)
-        assert "another run is at work in" in second.err, said
+        assert "another run is using" in second.err, said
         assert second.err.count("Error") == 1
         assert contents(first.folder) == before
         holds += 1

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from headwise.cli.verify import verify
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.errors import HeadwiseError
 from headwise.measure import verification
 from headwise.models.build import convert, plan_of
@@ -25,7 +25,7 @@ TEXT = "The quick brown fox jumps over the lazy dog.\n" * 7
 def _saved(family, folder):
     """A stock model of two layers and a cut of it (three value columns), each with a tokenizer."""
     stock = tiny.stock(family, vocab_size=269, num_hidden_layers=2, scale=0.1)
-    tokenizer = trained_tokenizer([TEXT], 263)
+    tokenizer = train_tokenizer([TEXT], 263)
     tokenizer.pad_token = tokenizer.eos_token
     whole = convert(stock)
     kept = [
@@ -133,6 +133,7 @@ def test_windows_that_break_are_said(causal, text, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_an_uncut_model_has_lost_nothing(causal, text):
     found = _document(causal, "same", "--text", text, "--max-ratio", "1.0001")
     assert found["texts"][0]["ratio"] == pytest.approx(1, abs=1e-5)
@@ -141,6 +142,7 @@ def test_an_uncut_model_has_lost_nothing(causal, text):
     assert found["size"]["attn_params"]["share"] == 1
 
 
+@pytest.mark.slow
 def test_the_exit_code_says_that_a_target_was_missed(causal, text):
     arguments = ("cut", "--text", text, "--max-ratio", "0.01", "--max-attn-params", "70%")
     result = _run(causal, *arguments, "--repeats", 0, code=1)
@@ -157,6 +159,7 @@ def test_the_exit_code_says_that_a_target_was_missed(causal, text):
     _run(causal, "cut", "--text", text, "--min-agreement", "1", "--repeats", 0, code=1)
 
 
+@pytest.mark.slow
 def test_people_read_one_table(causal, text, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     lines = _run(causal, "cut", "--text", text, "--repeats", 1).stdout
@@ -164,6 +167,7 @@ def test_people_read_one_table(causal, text, monkeypatch):
         assert word in lines
 
 
+@pytest.mark.slow
 def test_calibration_text_is_not_passed_off_as_evaluation(causal, text, other):
     record = causal / "cut" / "headwise.json"
     used = {"source": "a.txt", "sha256": read_source(str(text)).sha256, "tokens": 7}

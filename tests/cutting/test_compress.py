@@ -19,6 +19,7 @@ from headwise.models.norms_headwise import KeptNorm, epsilon
 from headwise.planning.cost import cost
 from headwise.profiling.worth import kept_directions
 from headwise.source import open_source
+from tests import lanes
 from tests.tolerances import FELT, IDENTITY, difference
 
 
@@ -29,15 +30,15 @@ def load(folder, name):
     return auto.from_pretrained(folder).eval()
 
 
-def test_a_full_rank_cut_is_the_identity(subject, any_family, tmp_path):
-    dense = subject(any_family)
+def test_a_full_rank_cut_is_the_identity(shared, any_family, tmp_path):
+    dense = shared(any_family)
     cut_model(dense.request(dense.plan(1.0)), tmp_path / "out")
     before, after = dense.outputs(dense.model), dense.outputs(load(tmp_path / "out", any_family))
     assert difference(after, before) <= IDENTITY
 
 
-def test_a_cut_has_the_counted_size_and_is_no_identity(subject, any_family, tmp_path):
-    dense = subject(any_family)
+def test_a_cut_has_the_counted_size_and_is_no_identity(shared, any_family, tmp_path):
+    dense = shared(any_family)
     plan = dense.plan(0.8)
     cut_model(dense.request(plan), tmp_path / "out")
     found = counted(open_source(tmp_path / "out"))
@@ -47,10 +48,15 @@ def test_a_cut_has_the_counted_size_and_is_no_identity(subject, any_family, tmp_
     assert difference(after, before) > FELT
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen2", "vit", "vit_bare"])
-def test_without_refit_the_cut_is_the_projection_it_says(subject, tmp_path, name):
+@pytest.mark.parametrize(
+    "name",
+    lanes.slow_but(
+        ("llama", "gpt2", "gpt_neox"), ("llama", "gpt2", "gpt_neox", "qwen2", "vit", "vit_bare")
+    ),
+)
+def test_without_refit_the_cut_is_the_projection_it_says(shared, tmp_path, name):
     """The folded weights do what projecting z (and q, k) in the dense model does."""
-    dense = subject(name)
+    dense = shared(name)
     plan = dense.plan(0.8)
     cut_model(dense.request(plan, refit=False), tmp_path / "out")
     cut = load(tmp_path / "out", name)
@@ -154,8 +160,8 @@ def test_everything_but_the_attention_is_copied_bit_for_bit(subject, tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
 
 
-def test_scores_of_a_cut_rotary_head_depend_on_relative_position_only(subject, tmp_path):
-    dense = subject("llama")
+def test_scores_of_a_cut_rotary_head_depend_on_relative_position_only(shared, tmp_path):
+    dense = shared("llama")
     cut_model(dense.request(dense.plan(0.6)), tmp_path / "out")
     cut = load(tmp_path / "out", "llama")
     ids = dense.inputs["input_ids"][:, :7]
@@ -166,15 +172,16 @@ def test_scores_of_a_cut_rotary_head_depend_on_relative_position_only(subject, t
     assert difference(there, here) <= IDENTITY
 
 
-def test_the_refit_lowers_the_error_of_every_layer(subject, tmp_path):
-    dense = subject("gpt2")
+def test_the_refit_lowers_the_error_of_every_layer(shared, tmp_path):
+    dense = shared("gpt2")
     record = cut_model(dense.request(dense.plan(0.5)), tmp_path / "out")  # no layer stays whole
     for layer in record.layers:
         assert layer["error"]["refitted"] < layer["error"]["folded"]
 
 
-def test_a_cut_that_only_folds_runs_no_text_and_gives_the_same_model(subject, tmp_path):
-    dense = subject("llama")
+@pytest.mark.slow
+def test_a_cut_that_only_folds_runs_no_text_and_gives_the_same_model(shared, tmp_path):
+    dense = shared("llama")
     plan = dense.plan(0.7)
     # Too few batches to hold one aside: this one runs the text, but fits nothing either.
     run = cut_model(dense.request(plan, refit=False, fit=None), tmp_path / "run")
@@ -186,8 +193,8 @@ def test_a_cut_that_only_folds_runs_no_text_and_gives_the_same_model(subject, tm
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_killed_cut_goes_on_to_the_same_bytes(subject, tmp_path):
-    dense = subject("llama")
+def test_a_killed_cut_goes_on_to_the_same_bytes(shared, tmp_path):
+    dense = shared("llama")
     whole = dense.request(dense.plan(0.7))
     cut_model(whole, tmp_path / "undisturbed")
 
@@ -209,8 +216,9 @@ def test_a_killed_cut_goes_on_to_the_same_bytes(subject, tmp_path):
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-def test_another_plan_does_not_reuse_finished_layers(subject, tmp_path):
-    dense = subject("llama")
+@pytest.mark.slow
+def test_another_plan_does_not_reuse_finished_layers(shared, tmp_path):
+    dense = shared("llama")
 
     def stop(what, done, total):
         if total:  # not at a message
@@ -226,16 +234,16 @@ def test_another_plan_does_not_reuse_finished_layers(subject, tmp_path):
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 
-def test_a_plan_of_another_profile_is_refused(subject, tmp_path):
-    dense = subject("llama")
+def test_a_plan_of_another_profile_is_refused(shared, tmp_path):
+    dense = shared("llama")
     plan = dense.plan(0.8)
     origin = plan.origin.model_copy(update={"profile_sha256": "f" * 64})
     with pytest.raises(HeadwiseError, match="the plan was fitted to profile ffffffffffff…"):
         cut_model(dense.request(plan.model_copy(update={"origin": origin})), tmp_path / "out")
 
 
-def test_an_existing_output_is_kept(subject, tmp_path):
-    dense = subject("llama")
+def test_an_existing_output_is_kept(shared, tmp_path):
+    dense = shared("llama")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     with pytest.raises(OutputError, match="exists already"):
@@ -243,8 +251,8 @@ def test_an_existing_output_is_kept(subject, tmp_path):
     assert (tmp_path / "out" / "precious").exists()
 
 
-def test_the_record_names_the_calibration_text(subject, tmp_path):
-    dense = subject("llama")
+def test_the_record_names_the_calibration_text(shared, tmp_path):
+    dense = shared("llama")
     cut_model(dense.request(dense.plan(0.8)), tmp_path / "out")
     record = json.loads((tmp_path / "out" / "headwise.json").read_text())
     assert record["calibration"]["sha256"] == "0" * 64

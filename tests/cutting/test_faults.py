@@ -11,6 +11,7 @@ from headwise.cutting import run
 from headwise.cutting.run import cut_model
 from headwise.models.checkpoint import Checkpoint, CheckpointWriter
 from headwise.plan import HeadSpec
+from tests import lanes
 from tests.tolerances import FELT, IDENTITY, difference
 
 RANK = 3
@@ -39,7 +40,7 @@ def with_values(plan, width):
     return plan.model_copy(update={"layers": tuple(layers)})
 
 
-@pytest.mark.parametrize("refit", [True, False])
+@pytest.mark.parametrize("refit", lanes.slow_but((True,), (True, False)))
 def test_a_rank_deficient_moment_is_cut_without_loss(subject, tmp_path, refit):
     dense = subject("llama", change=low_rank)
     settings = {} if refit else {"refit": False, "fit": 0}
@@ -66,7 +67,9 @@ def test_fewer_tokens_than_a_head_is_wide(subject, tmp_path):
     assert difference(dense.outputs(same), before) <= IDENTITY
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", lanes.slow_but((torch.bfloat16,), (torch.bfloat16, torch.float16))
+)
 def test_shards_in_and_out_change_nothing(subject, tmp_path, monkeypatch, dtype):
     dense = subject("llama_tied", dtype=dtype)
     plan = dense.plan(0.7)

@@ -79,6 +79,7 @@ def test_a_fit_that_runs_away_is_thrown_away(subject, monkeypatch):
     assert seen.rate is None
 
 
+@pytest.mark.slow
 def test_the_first_rate_that_pays_is_taken(subject, monkeypatch):
     bench = Bench(subject("llama"))
 

@@ -77,6 +77,8 @@ def cut(n, keep):
     profile = Profile.read(here / f"{n}.profile")
     task = fit_problem(profile, "sensitivity", WidthRules())
     plan = fit(task, Budget(attn_params=Limit(share=0.7))).plan
+    narrow = [x.model_copy(update={"ffn_dim": 640}) for x in plan.layers]  # heads and MLPs are cut
+    plan = plan.model_copy(update={"layers": tuple(narrow)})
     settings = CutSettings(batch_tokens=2 * 23, fit=3)  # eight batches: enough for a local fit
     request = CutRequest(open_source(here / f"{n}"), profile, plan, settings)
     record = cut_model(request, here / f"{n}.{keep}")

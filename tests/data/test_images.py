@@ -1,13 +1,17 @@
 """Images in an order that their content decides, and a split that parts no copies."""
 
 import hashlib
+import json
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headwise.data.images import held_out_images, pixel_rows, read_images
+from headwise.data import images
+from headwise.data.images import ImageReader, held_out_images, pixel_rows, read_images
 from headwise.errors import HeadwiseError
 
 
@@ -114,3 +118,66 @@ def test_what_is_no_image_source_is_said(photos, tmp_path):
     large = np.zeros((2, 3, 5, 7), np.float32)
     large[1, 0, 0, 0] = 1e6
     assert "image 1 in" in message(saved(tmp_path / "large.safetensors", large))
+
+
+def png(side):
+    """A picture of so many pixels a side in a few kilobytes."""
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes((1 + -(-side // 8)) * side), 9)
+    chunks = b""
+    for kind, data in ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")):
+        chunks += struct.pack(">I", len(data)) + kind + data
+        chunks += struct.pack(">I", zlib.crc32(kind + data))
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def prepared(folder, size):
+    """What a model that reads 3 × 6 × 8 is given of the pictures in a folder."""
+    (folder / "model").mkdir(exist_ok=True)
+    processor = {"image_processor_type": "ViTImageProcessor", "size": size}
+    (folder / "model" / "preprocessor_config.json").write_text(json.dumps(processor))
+    return ImageReader(str(folder / "model"), (3, 6, 8)).pixels(read_images(str(folder)))
+
+
+def test_a_small_file_of_many_pixels_is_refused_unpacked(tmp_path):
+    right = {"height": 6, "width": 8}
+    (tmp_path / "small.png").write_bytes(png(99))
+    assert prepared(tmp_path, right).shape == (1, 3, 6, 8)
+    (tmp_path / "bomb.png").write_bytes(png(9000))
+    assert (tmp_path / "bomb.png").stat().st_size < 50_000
+    with pytest.raises(HeadwiseError, match="9000 × 9000 pixels are more than"):
+        prepared(tmp_path, right)
+
+
+def test_few_large_images_are_in_memory_at_once(tmp_path, monkeypatch):
+    """As many as MOST_PIXELS has room for; the result does not depend on it."""
+    for i in range(5):
+        (tmp_path / f"{i}.png").write_bytes(png(99 - i))
+    right, sizes = {"height": 6, "width": 8}, []
+    whole = prepared(tmp_path, right)
+    taken = images._taken
+
+    def counted(*given):
+        for group in taken(*given):
+            sizes.append(len(group))
+            yield group
+
+    monkeypatch.setattr(images, "_taken", counted)
+    monkeypatch.setattr(images, "MOST_PIXELS", 2 * 99 * 99)
+    assert (prepared(tmp_path, right) == whole).all()
+    assert sizes == [3, 2]
+
+
+@pytest.mark.parametrize("size", [{"shortest_edge": 8000}, {"height": 6, "width": 8000}, 8000])
+def test_a_processor_that_makes_large_images_of_small_ones_is_refused(tmp_path, size):
+    (tmp_path / "small.png").write_bytes(png(9))
+    with pytest.raises(HeadwiseError, match="must be at most 128 pixels a side"):
+        prepared(tmp_path, size)
+
+
+def test_content_that_is_a_program_is_no_image(tmp_path):
+    """Pillow would hand PostScript to an interpreter, whatever the file is called."""
+    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
+    (tmp_path / "photo.png").write_bytes(page)
+    with pytest.raises(HeadwiseError, match="cannot be read as an image"):
+        prepared(tmp_path, {"height": 6, "width": 8})

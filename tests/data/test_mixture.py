@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwise.data.mixture import Mixture, Share, deal, read_mixture, token_windows
 from headwise.data.text import Text, read_source, text_name
-from headwise.data.tokens import token_stream, trained_tokenizer
+from headwise.data.tokens import token_stream, train_tokenizer
 from headwise.errors import HeadwiseError
 
 
@@ -24,7 +24,7 @@ def files(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return trained_tokenizer(["note x = 1\nodd " * 100], 300)
+    return train_tokenizer(["note x = 1\nodd " * 100], 300)
 
 
 def test_one_text_is_the_text_itself(files, tokenizer):
@@ -118,5 +118,5 @@ def test_the_built_in_mixture_has_text_of_every_kind():
     assert all(t.characters > 100_000 for t in mixture.texts)
     assert sum("    return " in d for d in code.documents) > 0.5 * len(code.documents)
     assert sum("    return " in d for d in prose.documents) < 0.2 * len(prose.documents)
-    with pytest.raises(HeadwiseError, match="is a mixture, and this must be one text"):
+    with pytest.raises(HeadwiseError, match="is a mixture, but one text is needed"):
         read_source("builtin:mixed")

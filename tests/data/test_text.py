@@ -65,6 +65,7 @@ def test_an_unknown_builtin_is_answered_with_the_known_one():
         read_source("builtin:pyton")
 
 
+@pytest.mark.slow
 def test_builtin_python_is_the_same_each_time_and_has_all_three_kinds():
     text = read_source("builtin:python")
     assert text.sha256 == read_source("builtin:python").sha256

@@ -1,11 +1,12 @@
 import ctypes
 import gc
+import json
 
 import numpy as np
 import pytest
 
 from headwise.data import tokens
-from headwise.data.tokens import load_tokenizer, token_stream, trained_tokenizer
+from headwise.data.tokens import load_tokenizer, token_ids, token_stream, train_tokenizer
 from headwise.errors import HeadwiseError
 
 DOCUMENTS = ("the cat sat on the mat\n" * 20, "zwölf Boxkämpfer ♞\n" * 7)
@@ -13,7 +14,7 @@ DOCUMENTS = ("the cat sat on the mat\n" * 20, "zwölf Boxkämpfer ♞\n" * 7)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return trained_tokenizer(DOCUMENTS, 277)
+    return train_tokenizer(DOCUMENTS, 277)
 
 
 def test_streams_spell_the_documents_with_an_end_after_each(tokenizer):
@@ -44,7 +45,7 @@ def test_pieces_cut_at_line_ends_change_nothing(tokenizer, monkeypatch):
 
 
 def test_training_is_deterministic(tokenizer):
-    again = trained_tokenizer(DOCUMENTS, 277)
+    again = train_tokenizer(DOCUMENTS, 277)
     assert again.get_vocab() == tokenizer.get_vocab()
     assert len(tokenizer) == 277
 
@@ -62,7 +63,7 @@ def test_bad_tokenizers_are_one_sentence(tmp_path):
         with pytest.raises(HeadwiseError, match="holds no tokenizer that can be loaded"):
             load_tokenizer(str(path))
     with pytest.raises(HeadwiseError, match="at least 257"):
-        trained_tokenizer(DOCUMENTS, 256)
+        train_tokenizer(DOCUMENTS, 256)
 
 
 def allocated():
@@ -90,3 +91,58 @@ def test_a_loaded_tokenizer_leaves_nothing_behind(tokenizer, tmp_path):
         for _ in range(5):
             load_tokenizer(str(path))(words)
         assert allocated() - before < 2**20
+
+
+def template(data):
+    """A template with a token that it does not say the number of."""
+    single = [{"SpecialToken": {"id": "zz", "type_id": 0}}]
+    post = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    data["post_processor"] = post
+
+
+def prefix(data):
+    data["normalizer"] = {"type": "Prepend", "prepend": "x" * 100_000}
+
+
+def far(data):
+    data["model"]["vocab"]["a"] = 2**31
+
+
+def slow(data):
+    regex = {"Regex": r"(([a-z ])+.)+[A-Z]([a-z])+$"}
+    split = {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = split
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (template, "PanicException"),
+        (prefix, "it makes 100,"),
+        (far, "a token with the number 2,147,483,648"),
+    ],
+)
+def test_tokenizers_that_panic_or_make_too_much_are_refused(tokenizer, tmp_path, damage, said):
+    tokenizer.save_pretrained(tmp_path)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    damage(data)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        with pytest.raises(HeadwiseError, match=f"holds no tokenizer that can be .*{said}"):
+            load_tokenizer(str(path))
+
+
+def test_a_tokenizer_that_gives_up_on_a_text_is_said(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    slow(data)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    loaded = load_tokenizer(str(tmp_path))
+    for ask in (lambda t: token_ids(loaded, t), lambda t: token_stream(loaded, [t])):
+        with pytest.raises(HeadwiseError, match=r"the tokenizer fails: PanicException: .*retry"):
+            ask("some words of a text that has no capital letter at all " * 9)
+
+
+def test_more_tokens_than_a_text_has_are_not_made_room_for():
+    """Room for a trillion tokens would end the process."""
+    assert len(train_tokenizer(DOCUMENTS, 10**12)) < 600

@@ -12,6 +12,7 @@ from headwise.planning.fit import Kept
 from headwise.planning.targets import LLAMA_LIKE
 from tests import tiny
 
+WORDS = 293  # of the tokenizer in conftest.py
 FULL = {"layer_types": ["full_attention"] * tiny.LAYERS}  # a qwen2 without windows
 
 
@@ -32,6 +33,13 @@ def portable(name: str, planes: Sequence[int] | None, vo_dim: int, **changes: An
     widths = plan_of(model).ffn_dims
     neurons = [range(width)[5:] for width in widths] if name in LLAMA_LIKE else None
     return sliced(model, kept, neurons)
+
+
+def with_tokenizer(model: Any, tokenizer: Any, folder: Path) -> Path:
+    """The model's folder with a tokenizer."""
+    saved(model, folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def saved(model: Any, folder: Path) -> Path:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import headwise as hw
 from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
 from headwise.errors import HeadwiseError
 from headwise.exporting import llama_cpp
 from headwise.exporting.gguf_tokenizer import BYTE, vocabulary
@@ -17,9 +14,8 @@ from headwise.exporting.layout import HeadShape
 from headwise.models.build import build_model, plan_of
 from headwise.source import open_source
 from tests import tiny
-from tests.exporting.portable import FULL, portable, saved
+from tests.exporting.portable import FULL, WORDS, portable, with_tokenizer
 
-WORDS = 293
 SIZES = {"vocab_size": WORDS, "max_position_embeddings": 128}
 NO_WINDOW = {**SIZES, "sliding_window": None}
 # Name, planes that stay, value width, changes of the config, llama.cpp's class.
@@ -42,20 +38,6 @@ pytestmark = pytest.mark.slow  # an engine with threads of its own
 def few_positions(monkeypatch):
     """Enough to see a wrong tensor; the real model is compared at all of them."""
     monkeypatch.setattr(llama_cpp, "POSITIONS", 24)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    text = "\n".join(read_source("builtin:python", max_chars=20_000).documents)
-    made = trained_tokenizer([text], WORDS)
-    made.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    return made
-
-
-def with_tokenizer(model, tokenizer, folder: Path) -> Path:
-    saved(model, folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -128,7 +110,7 @@ def test_a_wrong_weight_misses_parity(tokenizer, tmp_path, monkeypatch):
     assert not hw.export(folder, to="gguf", out=tmp_path / "out.gguf").held
 
 
-@pytest.mark.parametrize("kind", ["fp16", "bf16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["fp16", "bf16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"])
 def test_narrower_formats_run(kind, tokenizer, tmp_path):
     sizes = {**SIZES, "hidden_size": 96, "intermediate_size": 96, "scale": 0.05}
     cut = portable("llama", (0, 2, 3), 6, **sizes)
@@ -222,3 +204,17 @@ def test_an_unknown_tokenizer_is_refused(tokenizer):
     other.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(HeadwiseError, match="no rule for this tokenizer"):
         vocabulary(other, WORDS)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "Q8_0", "Q4_0"])
+def test_numbers_that_become_infinite_are_refused(kind, tokenizer, tmp_path):
+    cut = portable("llama", (0, 2, 3), 6, **SIZES)
+    with torch.no_grad():
+        cut.backbone.model.layers[1].mlp.up_proj.weight[3, 5] = 1e5
+    folder, out = with_tokenizer(cut, tokenizer, tmp_path / "cut"), tmp_path / "out.gguf"
+    how = {"quantize": kind} if kind.startswith("Q") else {"dtype": kind}
+    with pytest.raises(HeadwiseError, match=r"ffn_up.weight has numbers beyond the range of"):
+        hw.export(folder, to="gguf", out=out, check=False, **how)
+    assert not out.exists()
+    other = tmp_path / "bf16.gguf"
+    assert hw.export(folder, to="gguf", out=other, check=False, dtype="bf16").out.exists()

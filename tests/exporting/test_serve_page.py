@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise.data.text import read_source
-from headwise.data.tokens import trained_tokenizer
 from headwise.exporting import llama_cpp
-from tests.exporting.portable import portable, saved
+from tests.exporting.portable import WORDS, portable, with_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs/serve.md"
 ELSEWHERE = (
@@ -27,7 +25,6 @@ ELSEWHERE = (
     "llama-server",
     "vllm serve",
 )
-WORDS = 293
 pytestmark = pytest.mark.slow  # engines, and a process of its own
 
 
@@ -37,13 +34,11 @@ def blocks() -> list[tuple[str, str]]:
     return [(kind, text) for kind, text in found if kind in ("", "python")]
 
 
-def test_its_lines_run_as_written(tmp_path, monkeypatch, headwise):
+def test_its_lines_run_as_written(tmp_path, monkeypatch, headwise, tokenizer):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(llama_cpp, "POSITIONS", 24)
     sizes = {"vocab_size": WORDS, "max_position_embeddings": 128}
-    saved(portable("llama", (0, 2, 3), 6, **sizes), tmp_path / "smaller")
-    text = "\n".join(read_source("builtin:python", max_chars=20_000).documents)
-    trained_tokenizer([text], WORDS).save_pretrained("smaller")
+    with_tokenizer(portable("llama", (0, 2, 3), 6, **sizes), tokenizer, tmp_path / "smaller")
     ran = []
     for kind, block in blocks():
         for line in [block] if kind == "python" else block.strip().splitlines():

@@ -37,6 +37,7 @@ from tests.fuzz.mutations import mutate
 from tests.fuzz.places import TARGETS, Target, make_place, run
 
 MOST_MEMORY = 3 * 2**30  # bytes that a case may take beyond what is mapped when it begins
+MOST_PROCESSOR = 30.0  # seconds of a processor that a case may take
 MOST_SECONDS = 60.0  # that a child may be silent; the machine may be busy with other work
 MOST_WORDS = 100_000  # characters on the screen
 MOST_SENTENCE = 1500  # characters of an error
@@ -44,15 +45,21 @@ SPENT: Counter[str] = Counter()  # seconds of a processor, by target
 PER_CHILD = 40  # cases; what one leaves in memory stays with few
 
 
-def attempt(number: int, seed: int, targets: Sequence[Target], *, special: bool = True) -> str:
-    """Run one case in the working directory; what is wrong with its ending, '' if nothing."""
+def attempt(
+    number: int, seed: int, targets: Sequence[Target], *, special: bool = True, whole: bool = False
+) -> str:
+    """Run one case in the working directory; what is wrong with its ending, '' if nothing.
+
+    `whole` leaves the file as it is, and any ending but an exit code 0 is a finding: a command that
+    is always refused would find nothing.
+    """
     rng = random.Random(f"{seed}:{number}")
     target = targets[number % len(targets)]
     trial = Path("trial")
     shutil.copytree(target.folder, trial)
     if target.folder == "cut":
         shutil.copytree("profile", "trial.profile")
-    what = mutate(trial / target.file, rng, special=special)
+    what = "whole" if whole else mutate(trial / target.file, rng, special=special)
     case = f"case {number} (seed {seed}): {target.name}, {what}"
     try:
         done = run(target.words)
@@ -60,6 +67,8 @@ def attempt(number: int, seed: int, targets: Sequence[Target], *, special: bool 
         return f"{case}: {traceback.format_exc()}"
     else:
         problem = wrong_with(done.code, done.out, done.err)
+        if whole and done.code and not problem:
+            problem = f"{' '.join(target.words)} ended with {done.code}: {done.err}"
         left = [str(p) for p in Path().rglob(".*.tmp")]
         if target.words == ("read", "gguf"):  # a refused file leaves nothing in the cache
             left += [str(p) for p in Path("cache").glob("gguf/*")]
@@ -97,12 +106,14 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def bounded(numbers: Sequence[int], seed: int, targets: Sequence[Target]) -> list[str]:
+def bounded(
+    numbers: Sequence[int], seed: int, targets: Sequence[Target], *, whole: bool = False
+) -> list[str]:
     """The findings of some cases, each child bounded in time and memory."""
     found: list[str] = []
     left = list(numbers)
     while left:
-        results, reason = _one_child(left[:PER_CHILD], seed, targets)
+        results, reason = _one_child(left[:PER_CHILD], seed, targets, whole)
         found += [problem for problem, _ in results if problem]
         for number, (_, spent) in zip(left, results, strict=False):
             SPENT[targets[number % len(targets)].name] += spent
@@ -117,13 +128,13 @@ def bounded(numbers: Sequence[int], seed: int, targets: Sequence[Target]) -> lis
 
 
 def _one_child(
-    numbers: Sequence[int], seed: int, targets: Sequence[Target]
+    numbers: Sequence[int], seed: int, targets: Sequence[Target], whole: bool
 ) -> tuple[list[tuple[str, float]], str]:
     """The results of the cases that came to an end, and why the next one did not."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        _live(numbers, seed, targets, writing)
+        _live(numbers, seed, targets, whole, writing)
     os.close(writing)
     results: list[tuple[str, float]] = []
     reason = ""
@@ -143,7 +154,9 @@ def _one_child(
     return results, reason
 
 
-def _live(numbers: Sequence[int], seed: int, targets: Sequence[Target], writing: int) -> None:
+def _live(
+    numbers: Sequence[int], seed: int, targets: Sequence[Target], whole: bool, writing: int
+) -> None:
     try:
         # Of memory that can be written; address space alone (the charts' engine reserves much of
         # it) is no burden.
@@ -152,8 +165,10 @@ def _live(numbers: Sequence[int], seed: int, targets: Sequence[Target], writing:
         with os.fdopen(writing, "w", encoding="utf-8") as stream:
             for number in numbers:
                 began = time.process_time()
-                problem = attempt(number, seed, targets)
+                problem = attempt(number, seed, targets, whole=whole)
                 spent = time.process_time() - began
+                if not problem and spent > MOST_PROCESSOR:
+                    problem = f"case {number} (seed {seed}): took {spent:.0f} s of a processor"
                 stream.write(json.dumps([problem, spent]) + "\n")
                 stream.flush()
     except BaseException:
@@ -182,6 +197,7 @@ def main() -> int:
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--only", type=int, help="run this case alone")
     words.add_argument("--target", default="", help="only targets whose name holds this")
+    words.add_argument("--whole", action="store_true", help="every command once, on whole files")
     words.add_argument("--times", action="store_true", help="say where the time went")
     given = words.parse_args()
     # Here, for the processes that a command starts import this file, too.
@@ -198,8 +214,11 @@ def main() -> int:
         blank_pictures.install()
         _in_a_child(lambda: make_place(Path(folder)))
         began = time.process_time()
+        if given.whole:
+            targets = tuple({(t.folder, t.words): t for t in targets}.values())
+            given.number = len(targets)
         numbers = range(given.number) if given.only is None else [given.only]
-        found = bounded(numbers, given.seed, targets)
+        found = bounded(numbers, given.seed, targets, whole=given.whole)
         spent = time.process_time() - began + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     if given.times:
         for name, seconds in SPENT.most_common():

@@ -49,6 +49,41 @@ HOSTILE: tuple[Any, ...] = (
     {"a": {"b": [1, "2"]}},
     [1] * 1000,
 )
+# Keys that other libraries would read from a file of ours, whether they stand there or not.
+HEARD_OF = (
+    "added_tokens_decoder",
+    "attention_types",
+    "attn_implementation",
+    "auto_map",
+    "backbone",
+    "bad_words_ids",
+    "cache_implementation",
+    "chat_template",
+    "crop_size",
+    "eos_token_id",
+    "image_mean",
+    "layer_types",
+    "max_position_embeddings",
+    "n_layer",
+    "num_beams",
+    "num_key_value_heads",
+    "num_labels",
+    "output_attentions",
+    "pad_size",
+    "padding",
+    "post_processor",
+    "quantization_config",
+    "repetition_penalty",
+    "return_dict",
+    "rope_parameters",
+    "sliding_window",
+    "stop_strings",
+    "suppress_tokens",
+    "text_config",
+    "tokenizer_class",
+    "torch_dtype",
+    "truncation",
+)
 DEEP = 50_000
 _BYTES = {"I8": 1, "BOOL": 1, "F8_E4M3": 1, "F16": 2, "BF16": 2, "I64": 8, "F64": 8, "C64": 8}
 _FILES = ("missing", "folder", "pipe", "/dev/zero", "/dev/urandom", "/dev/null", "loop", "terabyte")
@@ -152,8 +187,12 @@ def change_value(data: Any, rng: random.Random) -> tuple[Any, str]:
     if kind == "unknown":
         holder = _at(copy, place)
         if isinstance(holder, dict):
-            holder[rng.choice(("unheard_of", "", "a\n\x1b[0m", "é" * 300))] = 1
-            return copy, f"an unknown key in {where}"
+            if rng.random() < 0.3:
+                holder[rng.choice(("unheard_of", "", "a\n\x1b[0m", "é" * 300))] = 1
+                return copy, f"an unknown key in {where}"
+            key, value = rng.choice(HEARD_OF), rng.choice(HOSTILE)
+            holder[key] = value
+            return copy, f"{key} = {value!r:.60} in {where}"
     if kind == "remove" and place:
         holder = _at(copy, place[:-1])
         del holder[place[-1]]

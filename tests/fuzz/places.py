@@ -23,10 +23,10 @@ from headwise.data.text import read_source
 from headwise.data.tokens import load_tokenizer
 from headwise.errors import HeadwiseError, printable
 from headwise.exporting.record import EXPORT_RECORD, ExportRecord, read_export
-from headwise.measure.answers import tasks_asked
+from headwise.measure.answers import read_tasks
 from headwise.measure.generation import SELF_TEXT_RECORD, SelfTextRecord, read_self_text
 from headwise.measure.record import read_verification
-from headwise.models.gguf import dequantised
+from headwise.models.gguf import dequantise
 from headwise.models.record import read_cut_record
 from headwise.plan import Plan
 from headwise.plans import read_plan
@@ -95,7 +95,14 @@ _READ: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             f"eval trial {TEXT} --tokens 32",
         ),
     ),
-    ("model", "generation_config.json", ("generate trial --prompt x --max-new-tokens 2",)),
+    (
+        "model",
+        "generation_config.json",
+        (
+            "generate trial --prompt x --max-new-tokens 2",
+            f"verify cut --against trial {_VERIFY} --samples 1",
+        ),
+    ),
     (
         "cut",
         f"headwise.json config.json {_WEIGHTS} verify.json README.md",
@@ -145,10 +152,15 @@ _READ: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "plan.json",
         (
             "plan show trial/plan.json",
-            "plan diff trial/plan.json plan.json",
+            "plan cost trial/plan.json",
+            "theory advise --d-model 12 --heads 3 --head-dim 4 --context 16 --plan trial/plan.json",
             f"train trial/plan.json {TEXT} {_TRAIN}",
-            f"compress model {TEXT} {SIZES} --plan trial/plan.json --no-verify -o out",
         ),
+    ),
+    (
+        "fitted",
+        "plan.json",
+        (f"compress model {TEXT} {SIZES} --plan trial/plan.json --no-verify -o out",),
     ),
     (
         "texts",
@@ -189,10 +201,10 @@ _READ: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _READERS: dict[str, Callable[[Path], object]] = {
     "comparison": read_comparison,
     "export": read_export,
-    "questions": lambda trial: tasks_asked(("piqa",), str(trial)),
+    "questions": lambda trial: read_tasks(("piqa",), str(trial)),
     "self-text": read_self_text,
     "cut": lambda trial: (read_cut_record(trial), read_verification(trial)),
-    "gguf": lambda trial: dequantised(trial / "tiny.gguf", Path("cache")),
+    "gguf": lambda trial: dequantise(trial / "tiny.gguf", Path("cache")),
     "images": lambda trial: ImageReader("vit", (3, 6, 8)).pixels(read_images(str(trial))),
     "model": lambda trial: open_source(trial).load(device="cpu"),
     "pixels": lambda trial: read_images(str(trial / "pixels.safetensors")),
@@ -284,6 +296,8 @@ def make_place(place: Path) -> None:
     make_small_place(place)
     _must(f"compress model {TEXT} {SIZES} {CUT} --verify-tokens 32 -o cut")
     (place / "cut.profile").rename(place / "profile")
+    (place / "fitted").mkdir()
+    _must(f"plan fit profile {CUT} -o fitted/plan.json")
     _make_sharded(place)
     steps = f"train plan.json {TEXT} --steps 2 --save-every 1 --eval-every 1 --keep 2 --device cpu"
     _must(f"{steps} -o run")

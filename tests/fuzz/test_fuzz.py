@@ -58,3 +58,15 @@ def test_many_damaged_files():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
     assert f"{number} cases, 0 findings" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="limits memory as Linux counts it"
+)
+def test_every_command_works_on_what_is_whole():
+    """The control: a command that is refused whatever it reads would never find anything."""
+    command = [sys.executable, str(SCRIPT), "--whole"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
+    assert ", 0 findings" in done.stdout

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.errors import HeadwiseError
 from headwise.measure.answers import (
     TaskAnswers,
-    task_answers,
+    answer_tasks,
+    read_tasks,
     task_result,
     task_results,
-    tasks_asked,
 )
 from tests import tiny
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def words():
-    return trained_tokenizer(["a b c d e f abc def is Question Answer: \n"], 300)
+    return train_tokenizer(["a b c d e f abc def is Question Answer: \n"], 300)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def _by_hand(model, words, name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_answers_are_those_written_out_and_paired(folder, words, models):
-    asked = tasks_asked(tuple(ROWS), str(folder))
-    found = task_results(asked, *(task_answers(m, words, asked) for m in models))
+    asked = read_tasks(tuple(ROWS), str(folder))
+    found = task_results(asked, *(answer_tasks(m, words, asked) for m in models))
     assert [t.name for t in found] == list(ROWS)
     assert [t.metric for t in found] == ["acc", "acc_norm", "acc"]
     for task in found:
@@ -89,7 +89,7 @@ def test_answers_are_those_written_out_and_paired(folder, words, models):
         pairs = [a - b for a, b in zip(cut, dense, strict=True)]
         assert task.difference == pytest.approx(sum(pairs) / len(pairs))
         assert (task.gained, task.lost) == (pairs.count(1.0), pairs.count(-1.0))
-    (limited,) = tasks_asked(("piqa",), str(folder), 2)
+    (limited,) = read_tasks(("piqa",), str(folder), 2)
     assert len(limited.questions) == 2
 
 
@@ -101,7 +101,7 @@ def test_the_error_of_the_difference_is_that_of_the_pairs():
     assert found.difference_stderr == pytest.approx(0.01)
     apart = math.hypot(found.dense_stderr, found.cut_stderr)
     assert apart > 5 * found.difference_stderr  # as if they had answered other questions
-    with pytest.raises(HeadwiseError, match="same 2 questions"):
+    with pytest.raises(HeadwiseError, match="same questions, at least 2"):
         task_result(
             "t", "f", TaskAnswers("acc", {0: 1.0, 1: 1.0}), TaskAnswers("acc", {0: 1.0, 2: 1.0})
         )
@@ -121,14 +121,14 @@ def test_the_error_of_the_difference_is_that_of_the_pairs():
 def test_wrong_files_are_one_sentence(tmp_path, line, message):
     (tmp_path / "piqa.jsonl").write_text(line + "\n")
     with pytest.raises(HeadwiseError, match=message):
-        tasks_asked(("piqa",), str(tmp_path))
+        read_tasks(("piqa",), str(tmp_path))
 
 
 def test_missing_files_and_unknown_tasks(tmp_path):
     with pytest.raises(HeadwiseError, match=r"one file piqa\*.jsonl for the task piqa, found none"):
-        tasks_asked(("piqa",), str(tmp_path))
+        read_tasks(("piqa",), str(tmp_path))
     with pytest.raises(HeadwiseError, match=r"knows the files of lambada, .* got the task 'mmlu'"):
-        tasks_asked(("mmlu",), str(tmp_path))
+        read_tasks(("mmlu",), str(tmp_path))
     with pytest.raises(HeadwiseError, match="--task-data needs --tasks"):
-        tasks_asked((), str(tmp_path))
-    assert tasks_asked(("mmlu",))[0].source == "lm-eval"
+        read_tasks((), str(tmp_path))
+    assert read_tasks(("mmlu",))[0].source == "lm-eval"

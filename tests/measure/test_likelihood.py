@@ -92,7 +92,7 @@ def test_bad_sizes_and_foreign_tokens_are_refused():
         likelihood(model, np.arange(5), window=3, stride=4)
     with pytest.raises(HeadwiseError, match="no token to score"):
         likelihood(model, np.arange(1), window=3)
-    with pytest.raises(HeadwiseError, match="token 7, but the model knows only 7"):
+    with pytest.raises(HeadwiseError, match="token id 7, but the model's vocabulary has 7"):
         likelihood(model, np.arange(8), window=3)
 
 

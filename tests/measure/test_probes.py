@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from headwise.errors import HeadwiseError
-from headwise.measure.answers import TaskAnswers, task_answers, task_results, tasks_asked
+from headwise.measure.answers import TaskAnswers, answer_tasks, read_tasks, task_results
 from headwise.measure.probes import PULL, logistic_regression, probe_outcomes, statistic
 from headwise.source import open_source
 
@@ -68,8 +68,8 @@ def test_the_statistics_are_the_usual_ones():
 
 def test_differences_are_paired(folder):
     """Two models that answer alike differ by less than two that were asked other rows would."""
-    asked = tasks_asked(("stsb",), str(folder))
-    labels = asked[0].probe.asked.labels
+    asked = read_tasks(("stsb",), str(folder))
+    labels = asked[0].probe.test.labels
     own = TaskAnswers("spearman", dict(enumerate(labels)))
     (same,) = task_results(asked, (own,), (own,))
     assert same.cut == pytest.approx(1.0)
@@ -93,22 +93,22 @@ def test_differences_are_paired(folder):
 def test_wrong_files_are_one_sentence(folder, file, line, message):
     (folder / file).write_text(line + "\n")
     with pytest.raises(HeadwiseError, match=message):
-        tasks_asked((file.partition("_")[0],), str(folder))
+        read_tasks((file.partition("_")[0],), str(folder))
 
 
 def test_missing_files(tmp_path):
     with pytest.raises(HeadwiseError, match=r"one file sst2_train\*.tsv .* found none"):
-        tasks_asked(("sst2",), str(tmp_path))
+        read_tasks(("sst2",), str(tmp_path))
     with pytest.raises(HeadwiseError, match="give their folder: --task-data"):
-        tasks_asked(("stsb",))
+        read_tasks(("stsb",))
 
 
 @pytest.mark.slow
 def test_a_real_encoder_knows_what_is_alike_and_what_is_meant(folder):
     source = open_source("builtin:minilm")
     model, tokenizer = source.load(), source.tokenizer
-    asked = tasks_asked(("sst2", "stsb", "cola"), str(folder))
-    answers = task_answers(model, tokenizer, asked)
+    asked = read_tasks(("sst2", "stsb", "cola"), str(folder))
+    answers = answer_tasks(model, tokenizer, asked)
     sst2, stsb, cola = task_results(asked, answers, answers)
     assert sst2.cut == 1.0
     assert stsb.cut > 0.8
@@ -121,5 +121,5 @@ def test_a_real_encoder_knows_what_is_alike_and_what_is_meant(folder):
         for layer in model.parameters():
             layer.data.normal_(0.0, 1e-3)
         likeness = probe_outcomes("stsb", model, tokenizer, asked[1].probe)
-        orders.append(statistic("spearman", np.array(likeness), asked[1].probe.asked.labels))
+        orders.append(statistic("spearman", np.array(likeness), asked[1].probe.test.labels))
     assert min(orders) < 0.5

@@ -46,10 +46,10 @@ def test_heads_need_not_divide_d_model():
     assert plan_of(model).layers[0].heads[0].queries == 2
 
 
-def test_shape_config_shape(any_family):
-    if any_family == "vit":  # an image's size is not part of a shape
+def test_shape_config_shape(every_family):
+    if every_family == "vit":  # an image's size is not part of a shape
         return
-    shape = stock_plan(tiny.config(any_family)).shape
+    shape = stock_plan(tiny.config(every_family)).shape
     again = stock_plan(stock_config(shape)).shape
     ignored = {"attention_biases": (), "ffn_biases": False, "other_params": 0, "kv_dtype_bytes": 2}
     assert again.model_copy(update=ignored) == shape.model_copy(update=ignored)

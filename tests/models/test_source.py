@@ -9,14 +9,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from headwise.data.text import Text
-from headwise.data.tokens import trained_tokenizer
+from headwise.data.tokens import train_tokenizer
 from headwise.errors import HeadwiseError, PlanError
 from headwise.models.build import convert, plan_of
 from headwise.models.modeling_headwise import HeadwisePreTrainedModel
-from headwise.source import Source, open_source
+from headwise.source import Source, copy_companions, open_source
 from tests import tiny
 
 TEXT = "The quick brown fox jumps over the lazy dog, 13 times. " * 40
@@ -316,7 +316,7 @@ def test_a_live_model_is_read_layer_by_layer_as_its_folder_is(saved, any_family)
 
 
 def test_what_belongs_to_a_live_model(tmp_path):
-    words = trained_tokenizer([TEXT], 270)
+    words = train_tokenizer([TEXT], 270)
     source = open_source(tiny.stock("llama"), tokenizer=words)
     assert source.reader is words
     assert source.tokenizer is words
@@ -422,34 +422,6 @@ def test_a_header_that_cannot_be_is_one_sentence(saved, header):
     assert len(str(error.value)) < 900
 
 
-# --- the tokenizer of a cut folder
-
-
-TOKENIZER = """
-import sys
-from transformers import AutoTokenizer
-def asked(*_):
-    raise SystemExit("asked to run code")
-import builtins
-builtins.input = asked
-words = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)
-assert words("abc")["input_ids"], words
-assert "headwise" not in sys.modules
-print(type(words).__name__)
-"""
-
-
-@pytest.mark.slow
-def test_the_tokenizer_of_a_cut_folder_needs_no_code(tmp_path):
-    convert(tiny.stock("llama")).save_pretrained(tmp_path)
-    words = trained_tokenizer([TEXT], 270)
-    words.save_pretrained(tmp_path)
-    line = [sys.executable, "-c", TOKENIZER, str(tmp_path)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert type(AutoTokenizer.from_pretrained(tmp_path)).__name__ == done.stdout.strip()
-
-
 def test_a_source_can_be_copied_by_name_only(saved):
     """Two sources of one folder share nothing, so one can outlive a change of the other's files."""
     _, folder = saved()
@@ -457,3 +429,86 @@ def test_a_source_can_be_copied_by_name_only(saved):
     assert isinstance(one, Source)
     assert one.checkpoint is not two.checkpoint
     assert copy.copy(one.config) is not two.config
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_labels": 10**9}, "num_labels .* at most 1,000,000"),
+        ({"vision_config": {"num_layers": 10**9}}, "vision_config.num_layers .* number of tensors"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**9]]}, "attention_types"),
+        ({"nested": [[[{"n_layer": 10**9}]]]}, "n_layer"),
+    ],
+)
+def test_counts_that_would_be_written_out_are_refused_before_they_are(saved, change, said):
+    _, folder = saved()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(HeadwiseError, match=said):
+        _ = open_source(folder).config
+
+
+def test_a_config_of_absurd_length_is_refused_unread(saved):
+    _, folder = saved()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [7] * 1_500_000}))
+    with pytest.raises(HeadwiseError, match="more than the limit of 4,194,304"):
+        _ = open_source(folder).config
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_key_value_heads": 4},
+        {"max_position_embeddings": 0},
+        {"max_position_embeddings": 10**15},
+        {"sliding_window": -5},
+    ],
+    ids=str,
+)
+def test_sizes_that_no_plan_has_are_one_sentence(saved, change):
+    _, folder = saved()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(HeadwiseError) as error:
+        _ = open_source(folder).plan
+    assert "validation error" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"return_dict": False},
+        {"output_hidden_states": True},
+        {"auto_map": "x"},
+        {"backbone": {"num_hidden_layers": 3}},
+        {"backbone": "resnet50"},
+    ],
+    ids=str,
+)
+def test_keys_that_say_what_is_given_back_or_run_change_nothing(saved, tmp_path, change):
+    _, folder = saved()
+    ids = torch.tensor([[3, 4, 5]])
+    plain = open_source(folder).load("causal-lm", device="cpu")(input_ids=ids).logits
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    source = open_source(folder)
+    model = source.load("causal-lm", headwise=True, device="cpu")
+    found = model(input_ids=ids)
+    torch.testing.assert_close(found.logits, plain)
+    assert found.hidden_states is None
+    assert source.weights_sha256
+    model.save_pretrained(tmp_path / "again")
+    assert "x" not in json.loads((tmp_path / "again" / "config.json").read_text())["auto_map"]
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "notes.txt"])
+def test_companions_of_absurd_size_are_not_copied(saved, tmp_path, name):
+    import os
+
+    _, folder = saved()
+    (folder / name).touch()
+    os.truncate(folder / name, 2**40)
+    (tmp_path / "target").mkdir()
+    with pytest.raises(HeadwiseError, match=f"{name} has 1,099,511,627,776 bytes"):
+        copy_companions(folder, tmp_path / "target")

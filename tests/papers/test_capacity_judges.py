@@ -9,6 +9,7 @@ import pytest
 
 from headwise.papers.claims.head_counts import jl_floor, low_rank_bottleneck, memorization
 from headwise.papers.claims.query_free import folding
+from tests.papers.figures import assert_drawn
 
 ONE, THREE = (0,), (0, 1, 2)
 
@@ -17,7 +18,7 @@ def found(claim, results):
     """The finding, after a look at what every one must be: drawn, and all numbers finite."""
     finding = claim.judge(results)
     json.dumps(asdict(finding), allow_nan=False)
-    assert claim.figure(results).to_dict()
+    assert_drawn(claim.figure, results)
     return finding
 
 
@@ -196,6 +197,18 @@ def test_memorization_says_why_it_is_open(made_up):
     assert "not seen to hold anything" in reasons(held((0, 0, 0), spread=0))
     assert "single seed" in reasons(held(), ONE)
     assert "single seed" not in reasons(held(spread=90))
+
+
+def test_memorization_is_shown_beside_the_parameters(made_up):
+    finding = memorization.judge(made_up(memorization.CLAIM, held(gain=1.0)))
+    p = {"heads": 2, "width": 6, "d": 12, "labels": 8}
+    layer = memorization.single_query_attention(12, 2, 6, 8, seed=0)
+    assert memorization.n_parameters(p) == sum(w.numel() for w in layer.values()) == 528
+    column = finding.table.columns.index("parameters")
+    row = next(r for r in finding.table.rows if r[1:3] == (2, 6))
+    assert row[column] == 528
+    assert "Θ(H·d²)" in finding.reasons[-2]
+    assert "528 each" in finding.reasons[-2]  # one head of width d = 12 has as many
 
 
 def test_memorization_with_one_seed_cannot_be_tested(made_up):

@@ -12,8 +12,10 @@ from headwise.papers.harness.charts import Axes, Point, curves
 from headwise.papers.harness.claim import Results, ResultTable, Trial, TrialResult
 from headwise.papers.harness.judging import summary
 from headwise.papers.harness.workers import run_trial
+from tests.papers.figures import assert_drawn
 
 
+@pytest.mark.slow
 def test_a_trial_is_a_pure_function_of_its_spec():
     for name in ("fold-exact", "low-rank-bottleneck", "memorization", "four-gram"):
         claim = known_claims()[name]
@@ -103,7 +105,7 @@ def test_claims_about_eight_heads_end_either_way(name, shape, verdict, made_up):
     claim = known_claims()[name]
     results = made_up(claim, _errors(shape))
     assert claim.judge(results).verdict == verdict
-    assert claim.figure(results).to_dict()
+    assert_drawn(claim.figure, results)
     one = made_up(claim, _errors(lambda h: 1e-3 * (1 + abs(math.log2(h / 8)))), seeds=(0,))
     assert claim.judge(one).verdict == "cannot be tested here"
 
@@ -146,6 +148,7 @@ def broken(claim_id, change):
     return claim.judge(Results("quick", tuple(TrialResult(t, v, 0.0) for t, v in items)))
 
 
+@pytest.mark.slow
 def test_exact_claims_fail_when_their_numbers_are_off():
     def off(trial, values):
         if trial.parameters.get("case") == "one layer":
@@ -159,7 +162,23 @@ def test_exact_claims_fail_when_their_numbers_are_off():
             values["absorbed"] = 1
 
     assert broken("relu-skip", lucky).verdict == "does not hold"
-    assert broken("relu-skip", lambda t, v: None).verdict == "holds in part"
+    assert broken("relu-skip", lambda t, v: None).verdict == "holds"
+
+    def blind(trial, values):
+        values["sets"] = values["absorbed"] = 0
+
+    assert broken("relu-skip", blind).verdict == "does not hold"  # a search that finds nothing
+
+    def only_with_a_set(trial, values):
+        if trial.parameters["kind"] == "mirrored":
+            values["absorbed"] = 0
+
+    def inexact(trial, values):
+        values["worst"] = 1e-3
+
+    assert broken("relu-skip-iff", lambda t, v: None).verdict == "holds in part"
+    assert broken("relu-skip-iff", only_with_a_set).verdict == "holds"
+    assert broken("relu-skip-iff", inexact).verdict == "does not hold"
 
     def untied(trial, values):
         values["tied"] = 1e-6
@@ -220,6 +239,7 @@ def test_a_head_wider_than_one_shared_context_can_say_no_more():
     assert torch.linalg.matrix_rank(memorization.readouts(model, own)) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", "shared"])
 def test_few_examples_are_memorized_and_most_of_many_are_not(kind):
     sizes = {"n": 4, "d": 8, "labels": 4, "batch": 8, "steps": 200}

@@ -7,76 +7,92 @@ from dataclasses import asdict
 
 import pytest
 
-from headwise.papers.claims.allocation import later_layers, robustness, student_head
+from headwise.papers.claims.allocation import later_layers, robustness, saturation, student_head
+from tests.papers.figures import assert_drawn
 
 
 def _clean(finding):
     return json.dumps(asdict(finding), allow_nan=False)
 
 
-def _students(errors, late=None, wobble=0.02):
-    """`errors` of the three methods (`late` in late layers); a little different at every seed."""
+def _students(ends, *, floor=0.1, uniform=0.8, gap=0.5, wobble=0.02):
+    """Made-up curves from `ends[teacher]`, at the length `from` and at the longest."""
 
     def values(trial):
-        mine = late if late and trial.parameters["depth"] == "late" else errors
+        teacher, p = trial.parameters["teacher"], trial.parameters
+        lengths = saturation.doubled(p.get("length", p.get("context")))
+        first, last = ends[teacher]
+        steps = len(lengths) - 1 - lengths.index(p["from"])
+        slope = (last / first) ** (1 / steps)
+        curve = [
+            first * slope ** (i - lengths.index(p["from"])) * (1 + trial.seed * wobble)
+            for i in range(len(lengths))
+        ]
+        names = ("misplaced", "misplaced_bound", "error", "bound", "score_error", "score_bound")
         rows = [
-            {
-                "width": w, "method": m, "error": e * (1 + trial.seed * wobble), "rise": e / 10,
-                "rate": 0.1 if m.startswith("random") else 0.01,
-            }
-            for w in trial.parameters["widths"]
-            for m, e in zip(student_head.METHODS, mine, strict=True)
-        ]  # fmt: skip
-        return {"loss": 3.0, "removed": 0.2, "group": 0, "students": rows}
+            {"width": w, "method": m, "rise": 0.01, "rate": 0.1, **dict.fromkeys(names, curve)}
+            for w in p["widths"]
+            for m in student_head.METHODS
+        ]
+        flat = {name: [x] * len(lengths) for name, x in (("floor", floor), ("uniform", uniform))}
+        head = {"layer": 1, "loss": 3.0, "removed": 0.1, "students": rows, **flat}
+        learned = {"trained_loss": 4.0, "pair_loss": 4.0 + gap} if "head" in p else {}
+        return {"lengths": list(lengths), "heads": [head] * len(p["at"]), **learned}
 
     return values
 
 
+BOTH = dict.fromkeys(student_head.TEACHERS, (0.15, 0.05))
+
+
 @pytest.mark.parametrize("size", ["quick", "full"])
 @pytest.mark.parametrize(
-    ("errors", "late", "verdict"),
+    ("ends", "verdict"),
     [
-        ((0.4, 0.05, 0.3), None, "holds"),
-        ((0.05, 0.05, 0.04), None, "holds"),  # neither tuning nor the start matters, it follows
-        ((0.4, 0.05, 0.3), (0.4, 0.3, 0.5), "holds in part"),
-        ((0.4, 0.3, 0.5), None, "does not hold"),  # better than both others, but not close
-        ((0.4, 0.5, 0.3), None, "does not hold"),
+        (BOTH, "holds"),
+        ({**BOTH, "SmolLM2": (0.3, 0.4)}, "holds in part"),  # neither follows nor gets better
+        (dict.fromkeys(BOTH, (0.5, 0.3)), "holds in part"),  # better with length, still far off
+        (dict.fromkeys(BOTH, (0.1, 0.15)), "holds in part"),  # follows, but worse with length
+        (dict.fromkeys(BOTH, (0.3, 0.4)), "does not hold"),
     ],
 )
-def test_students(errors, late, verdict, size, made_up):
-    results = made_up(student_head.CLAIM, _students(errors, late), size)
+def test_students(ends, verdict, size, made_up):
+    results = made_up(student_head.CLAIM, _students(ends), size)
     finding = student_head.judge(results)
     assert finding.verdict == verdict
-    assert "Open" not in finding.reasons[0]
-    assert len(finding.table.rows) == 2 * 3 * len(student_head.WIDTHS[size])
-    assert student_head.figure(results).to_dict()
+    assert not any("Open" in reason for reason in finding.reasons)
+    assert len(finding.table.rows) == 2 * 2 * 2
+    assert_drawn(student_head.figure, results)
 
 
-def test_students_tell_what_helps(made_up):
-    told = _students((0.4, 0.3, 0.5), late=(0.3, 0.3, 0.2))
-    reasons = student_head.judge(made_up(student_head.CLAIM, told)).reasons
-    first, early, late, rates, head, start = reasons
-    assert "early: no; late: no." in first
-    assert "does it help: yes" in early
-    assert "SVD start better: yes" in early
-    assert "does it help: no" in late
-    assert "SVD start better: no" in late
-    assert "best for 0 of 12 SVD starts and 12 of 12 random ones" in rates
-    assert "one query head" in head
-    assert "2 of them at width 4" in start
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"floor": 0.25}, "the floor is not below the mark"),
+        ({"uniform": 0.15}, "without queries and keys is not above"),
+        ({"wobble": 2.0}, "the spread hides the answer"),
+    ],
+)
+def test_students_that_cannot_be_judged(change, why, made_up):
+    finding = student_head.judge(
+        made_up(student_head.CLAIM, _students(dict.fromkeys(BOTH, (0.3, 0.31)), **change))
+    )
+    assert finding.verdict == "cannot be tested here"
+    assert why in finding.reasons[1]
+    assert "inf" not in _clean(finding)
 
 
-@pytest.mark.parametrize("errors", [(0.4, 0.05, 0.3), (0.4, 0.3, 0.5)])
-def test_students_within_the_spread(errors, made_up):
-    for results, why in (
-        (made_up(student_head.CLAIM, _students(errors, wobble=2.0)), "the spread hides"),
-        (made_up(student_head.CLAIM, _students(errors), seeds=(0,)), "one seed"),
-    ):
-        finding = student_head.judge(results)
-        assert finding.verdict == "cannot be tested here"
-        assert f"early: open; late: open. Open: {why}" in finding.reasons[0]
-        assert "inf" not in _clean(finding)
-        assert student_head.figure(results).to_dict()
+def test_a_teacher_that_learned_nothing_says_nothing(made_up):
+    finding = student_head.judge(made_up(student_head.CLAIM, _students(BOTH, gap=0.05)))
+    assert finding.verdict == "holds in part"  # the pretrained teacher still counts
+    assert "more than pairs" in finding.reasons[1]
+    assert "follow: yes; is it better with length: yes." in finding.reasons[4]
+
+
+def test_one_seed_of_students_decides_nothing(made_up):
+    finding = student_head.judge(made_up(student_head.CLAIM, _students(BOTH), seeds=(0,)))
+    assert finding.verdict == "cannot be tested here"
+    assert "one seed shows no spread" in finding.reasons[1]
 
 
 def _cuts(rise, wobble=0.02):
@@ -118,7 +134,7 @@ def test_later_layers(rise, verdict, size, made_up):
     finding = later_layers.judge(results)
     assert finding.verdict == verdict
     assert f"0 of {10 if size == 'full' else 2} questions are open." in finding.reasons[0]
-    assert later_layers.figure(results).to_dict()
+    assert_drawn(later_layers.figure, results)
 
 
 @pytest.mark.parametrize("rise", [CHEAP_LATE, CHEAP_EARLY])
@@ -128,7 +144,7 @@ def test_later_layers_with_one_seed(rise, made_up):
     assert finding.verdict == "cannot be tested here"
     assert "10 of 10 questions are open: one seed" in finding.reasons[0]
     assert "inf" not in _clean(finding)
-    assert later_layers.figure(results).to_dict()
+    assert_drawn(later_layers.figure, results)
 
 
 def test_later_layers_count_what_the_spread_hides(made_up):
@@ -189,7 +205,7 @@ def test_robustness_asks_for_the_rise_and_for_the_loss(ours, outcome, made_up):
     assert [row[-1] for row in rows] == [outcome] * 2
     assert rows[0][-2].startswith(f"{ours[0] + ours[1] * 1.04:.4g}")  # the disturbed loss
     assert finding.verdict == ("holds" if outcome == "as robust" else "holds in part")
-    assert robustness.figure(results).to_dict()
+    assert_drawn(robustness.figure, results)
 
 
 def _both(made_up, planned, cut, **kwargs):
@@ -229,7 +245,7 @@ def test_robustness_with_one_seed_cannot_be_tested(ours, made_up):
     assert finding.verdict == "cannot be tested here"
     assert finding.reasons[-1] == robustness.ONE_SEED
     assert "inf" not in _clean(finding)
-    assert robustness.figure(results).to_dict()
+    assert_drawn(robustness.figure, results)
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(SAME, "holds"), (WEAKER, "holds in part")])
@@ -238,4 +254,4 @@ def test_full_size_has_the_pretrained_models(ours, verdict, made_up):
     finding = robustness.judge(results)
     assert "Of 6 comparisons" in finding.measured
     assert finding.verdict == verdict
-    assert robustness.figure(results).to_dict()
+    assert_drawn(robustness.figure, results)

@@ -302,6 +302,7 @@ def test_classes_come_near_the_bayes_accuracy():
     assert 0.9 * task.optimum_loss < loss < 0.8 * task.chance_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     [GRAM, PreviousToken(11, 7), InductionHead(11, 11, 7), SequenceClassification(11, 5, 3)],

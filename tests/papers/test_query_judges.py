@@ -17,6 +17,7 @@ from headwise.papers.claims.query_free.query_free import (
     WIDER_SPREAD,
 )
 from headwise.papers.harness.judging import Difference
+from tests.papers.figures import assert_drawn
 
 ONE_SEED = (0,)
 TRUE = {PAPER: 0.004, WIDER: -0.02}  # what the paper says; the other scale is far off
@@ -62,7 +63,7 @@ def test_query_free(gains, verdict, made_up):
     assert finding.verdict == verdict
     assert "Open" not in finding.reasons[0]
     assert "25% fewer" in finding.reasons[2]
-    assert query_free.figure(results).to_dict()
+    assert_drawn(query_free.figure, results)
 
 
 def test_query_free_shows_both_full_models(made_up):
@@ -84,7 +85,7 @@ def test_query_free_decides_nothing_within_the_spread(gains, made_up):
         assert finding.verdict == "cannot be tested here"
         assert why in finding.reasons[0]
         assert "inf" not in _clean(finding)
-        assert query_free.figure(results).to_dict()
+        assert_drawn(query_free.figure, results)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_query_free_decay(unstable, verdict, made_up):
     finding = query_free_decay.judge(results)
     assert finding.verdict == verdict
     assert len(finding.table.rows) == 2 * 5
-    assert query_free_decay.figure(results).to_dict()
+    assert_drawn(query_free_decay.figure, results)
 
 
 @pytest.mark.parametrize("unstable", [{**FULL_LOSES, **FULL_LOSES_HIGH}, W_Q_LOSES, {}])
@@ -172,7 +173,7 @@ def test_one_seed_says_nothing_about_stability(unstable, made_up):
     assert finding.verdict == "cannot be tested here"
     assert "single seed" in finding.reasons[0]
     assert "inf" not in _clean(finding)
-    assert query_free_decay.figure(results).to_dict()
+    assert_drawn(query_free_decay.figure, results)
 
 
 def test_the_reasons_tell_every_rate(made_up):
@@ -182,3 +183,33 @@ def test_the_reasons_tell_every_rate(made_up):
     ).reasons
     assert reasons[0] == f"At learning rate {LOW:g} {query_free_decay.TOLD['cured']}."
     assert "left out" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("shift", "told"),
+    [
+        ({"full": 0.5}, "full model ends 0.50 to 0.90 nats worse"),
+        ({"W_Q = I": 0.5}, "model without W_Q ends 0.50 to 0.90 nats worse"),
+    ],
+)
+def test_the_better_model_at_a_rate_is_told(shift, told, made_up):
+    def values(trial):
+        p = trial.parameters
+        extra = 4 * p["course"]["weight_decay"]  # 0.4 at the usual decay
+        gap = (shift[p["model"]] + extra) if p["model"] in shift else 0.0
+        return {"stable": True, "loss": 3.0 + trial.seed + gap * (1 + 0.01 * trial.seed)}
+
+    reasons = query_free_decay.judge(made_up(query_free_decay.CLAIM, values, "full")).reasons
+    (high,) = (r for r in reasons if r.startswith(f"At learning rate {HIGH:g} the "))
+    assert told in high or told.replace("0.90", "0.91") in high
+    assert "at 5 of 5 decays" in high
+
+
+def test_models_that_take_turns_are_told_as_that(made_up):
+    def values(trial):
+        p = trial.parameters
+        decayed = p["course"]["weight_decay"] > 0.04
+        return {"stable": True, "loss": 3.0 + (0.1 if decayed == (p["model"] == "full") else 0.0)}
+
+    reasons = query_free_decay.judge(made_up(query_free_decay.CLAIM, values, "full")).reasons
+    assert any("neither model is better at every decay" in reason for reason in reasons)

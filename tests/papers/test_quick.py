@@ -15,7 +15,7 @@ import pytest
 from headwise.cli import main
 from headwise.papers.claims import known_claims
 from headwise.papers.claims.allocation.formulas import PAPER
-from headwise.papers.claims.allocation.student_head import METHODS
+from headwise.papers.claims.allocation.student_head import TUNED
 from headwise.papers.claims.query_free import query_free, query_free_decay
 from headwise.papers.harness.claim import Results, TrialResult
 from headwise.papers.harness.judging import summary
@@ -31,6 +31,7 @@ NEEDS_NO_SPREAD = {
     "low-rank-bottleneck",
     "fold-exact",
     "relu-skip",
+    "relu-skip-iff",
 }
 
 
@@ -116,14 +117,41 @@ def equal_scores_saturate_as_one_over_length(results):
     return all(abs(r.values["untrained_exponent"] + 1) < 0.1 for r in results)
 
 
-def a_fit_that_gets_worse_is_not_taken(results):
+def no_student_errs_by_more_than_the_bounds_nor_less_than_the_floor(results):
     for result in results:
-        rows = {(r["method"], r["width"]): r["error"] for r in result.values["students"]}
-        for width in (16, 4):
-            begun, fitted = (rows[m, width] for m in METHODS[:2])
-            if not 0 < fitted < begun + 0.05 < 3:
+        for head in result.values["heads"]:
+            for row in head["students"]:
+                pairs = [("error", "bound"), ("misplaced", "misplaced_bound")]
+                if any(m > b + 1e-6 for x, y in pairs for m, b in zip(row[x], row[y], strict=True)):
+                    return False
+            fitted = [r for r in head["students"] if r["method"] == TUNED][-1]
+            if not 0 < head["floor"][-1] < head["uniform"][-1] < 1 or min(fitted["error"]) < 0:
                 return False
     return True
+
+
+def wider_scores_learn_more_than_blind(results):
+    for task in ("copy", "4-gram"):
+        found = means(results.where(task=task, length=8), "width")
+        if not 0 < found[8] < found[1] < 1:
+            return False
+    return True
+
+
+def counts_are_those_of_heads(results):
+    return all(
+        1 <= x <= r.values["heads"] and 1 / x <= r.values[f"{way}_first"][i] * 1.0001
+        for r in results
+        for way in ("output", "loss")
+        for i, x in enumerate(r.values[way])
+    ) and all(min(r.values["output"]) < 8 for r in results)
+
+
+def trained_heads_need_fewer_directions_than_random_ones(results):
+    return all(
+        summary(r.values["qk"]).mean < summary(r.values["random_qk"]).mean < r.values["width"]
+        for r in results
+    )
 
 
 def equal_cuts_cost_loss_in_every_third(results):
@@ -151,8 +179,24 @@ def plans_have_equal_parameters_and_learn(results):
     return True
 
 
+def plans_have_similar_costs(results):
+    """Widths in steps of two leave a small model a little under its budget."""
+    return all(
+        min(costs) > 0.5 * max(costs)
+        for field in ("attn_params", "flops")
+        for costs in [[r.values[field] for r in results]]
+    )
+
+
 def plans_have_equal_costs(results):
     return len({(r.values["attn_params"], r.values["flops"]) for r in results}) == 1
+
+
+def plans_of_a_total_have_equal_parameters(results):
+    return all(
+        len(set(results.where(total=total).by("plan", "attn_params").values())) == 1
+        for total in {r.trial.parameters["total"] for r in results}
+    )
 
 
 def every_plan_learns_text_and_four_grams(results):
@@ -230,9 +274,16 @@ def plant(value, new, **where):
     return change
 
 
-def worse_after_fitting(_, values):
-    for row in values["students"]:
-        row["error"] += 1.0 if row["method"] == METHODS[1] else 0.0
+def heads_that_all_do_everything(_, values):
+    values["output"][0] = 9.5
+
+
+def as_many_directions_as_there_are(_, values):
+    values["qk"] = [64.0] * len(values["qk"])
+
+
+def a_bound_that_is_broken(_, values):
+    values["heads"][0]["students"][-1]["bound"][-1] = 1e-9
 
 
 def a_cut_that_helps(_, values):
@@ -271,7 +322,16 @@ FACTS = {
         equal_scores_saturate_as_one_over_length,
         plant("untrained_exponent", -0.5),
     ),
-    "student-head": (a_fit_that_gets_worse_is_not_taken, worse_after_fitting),
+    "student-head": (
+        no_student_errs_by_more_than_the_bounds_nor_less_than_the_floor,
+        a_bound_that_is_broken,
+    ),
+    "width-returns": (wider_scores_learn_more_than_blind, plant("error", 1.1, width=8)),
+    "head-dominance": (counts_are_those_of_heads, heads_that_all_do_everything),
+    "head-spectra": (
+        trained_heads_need_fewer_directions_than_random_ones,
+        as_many_directions_as_there_are,
+    ),
     "later-layers": (equal_cuts_cost_loss_in_every_third, a_cut_that_helps),
     "planned-vs-uniform": (
         plans_have_equal_parameters_and_learn,
@@ -283,6 +343,16 @@ FACTS = {
     ),
     "adaptive": (every_plan_learns_text_and_four_grams, plant("loss", 1.0, condition="4-gram")),
     "two-layers": (plans_have_equal_costs, plant("flops", 1, layers=[[4, 6], [4, 10]])),
+    "three-tokens-width": (
+        plans_of_a_total_have_equal_parameters,
+        plant("attn_params", 1, plan="uniform 4 × 4"),
+    ),
+    "three-tokens": (
+        plans_of_a_total_have_equal_parameters,
+        plant("attn_params", 1, plan="linear"),
+    ),
+    "six-layers": (plans_have_similar_costs, plant("flops", 1, plan="shuffled")),
+    "six-layers-language": (plans_have_equal_costs, plant("attn_params", 1, plan="proxy")),
     "robustness": (more_noise_hurts_more_at_equal_parameters, less_harm_from_more_noise),
     "single-is-tied-multi": (verdict_is("single-is-tied-multi"), plant("tied", 1e-6)),
     "ensemble": (a_head_of_many_is_weak_alone, plant("alone", 0.5)),
@@ -296,6 +366,7 @@ FACTS = {
     "query-free-decay": (stable_runs_end_below_token_frequencies, plant("loss", 3.5)),
     "fold-exact": (verdict_is("fold-exact"), plant("query", 1e-6, case="one layer")),
     "relu-skip": (verdict_is("relu-skip"), plant("absorbed", 1, kind="random")),
+    "relu-skip-iff": (verdict_is("relu-skip-iff"), plant("absorbed", 0, kind="mirrored")),
 }
 
 

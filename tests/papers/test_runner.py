@@ -189,7 +189,7 @@ def test_a_refused_run_leaves_what_was_asked_for_as_it_was(toy, tmp_path):
         pool = HerePool()
         with (
             one_writer(folder),
-            pytest.raises(OutputError, match="another run is at work"),
+            pytest.raises(OutputError, match="another run is using"),
         ):
             start((toy.CLAIM, other), folder, 4, pool)
         assert pool.ran == []

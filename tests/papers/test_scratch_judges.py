@@ -7,10 +7,17 @@ import math
 
 import pytest
 
-from headwise.papers.claims.allocation import adaptive, planned_vs_uniform, two_layers
+from headwise.papers.claims.allocation import (
+    adaptive,
+    planned_vs_uniform,
+    six_layers,
+    three_tokens,
+    two_layers,
+)
 from headwise.papers.claims.allocation.adaptive import Condition, adaptation, chosen_plans, regrets
 from headwise.papers.claims.allocation.planned_vs_uniform import ComputeCurve, final_loss, saving
 from headwise.papers.harness.claim import Results, TrialResult
+from tests.papers.figures import assert_drawn
 
 SEEDS = (0, 1, 2)
 
@@ -83,7 +90,7 @@ def test_planned_against_uniform(values, verdict):
     finding = planned_vs_uniform.judge(results)
     assert finding.verdict == verdict
     assert len(finding.table.rows) == 2 * 6
-    assert planned_vs_uniform.figure(results).to_dict()
+    assert_drawn(planned_vs_uniform.figure, results)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ def test_planned_classification(gain, flops, verdict):
     claim = planned_vs_uniform.CLASSIFICATION
     results = _results(claim, _planned(gain, flops, planned_vs_uniform.CLASSES))
     assert claim.judge(results).verdict == verdict
-    assert claim.figure(results).to_dict()
+    assert_drawn(claim.figure, results)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,104 @@ def test_two_layers(last, first, wobble, verdict):
     finding = two_layers.judge(results)
     assert finding.verdict == verdict
     assert "4 × 8" in finding.measured
-    assert two_layers.figure(results).to_dict()
+    assert_drawn(two_layers.figure, results)
+
+
+def _solving(shares, claim=three_tokens.CLAIM, seeds=20):
+    """Plans that solve the task at these shares of the seeds, the others at none."""
+
+    def values(trial):
+        p = trial.parameters
+        share = shares.get((p["total"], p["plan"]), shares.get(p["plan"], 0.0))
+        return {"accuracy": 1.0 if trial.seed < share * seeds else 0.5, "loss": 1.0}
+
+    return _results(claim, values, seeds=range(seeds))
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ({"planned": 0.9}, "holds"),
+        ({"planned": 0.9, "linear": 0.2}, "holds"),
+        ({"planned": 0.9, "linear": 0.7}, "cannot be tested here"),  # one rival may be as good
+        ({"planned": 1.0, "reversed": 1.0}, "does not hold"),
+        ({"uniform 4 × 4": 0.5}, "does not hold"),
+        ({}, "cannot be tested here"),  # nobody learned anything
+    ],
+)
+def test_three_tokens(shares, verdict):
+    results = _solving(shares)
+    finding = three_tokens.judge(results)
+    assert finding.verdict == verdict
+    assert len(finding.table.rows) == len(results.names)
+    assert json.dumps([finding.table.columns, finding.table.rows], allow_nan=False)
+    assert three_tokens.figure(results).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("shares", "chosen", "verdict"),
+    [
+        ({(32, "uniform 4 × 4"): 0.5}, 16, "holds"),
+        ({(32, "uniform 4 × 4"): 0.25}, 32, "cannot be tested here"),  # nobody solves it
+        ({"uniform 2 × 4": 1.0, "uniform 4 × 4": 1.0}, None, "does not hold"),
+    ],
+)
+def test_the_total_width_is_the_widest_at_which_every_uniform_plan_fails(shares, chosen, verdict):
+    results = _solving(shares, three_tokens.WIDTH, seeds=4)
+    assert three_tokens.chosen_total(results) == chosen
+    assert three_tokens.judge_width(results).verdict == verdict
+    assert three_tokens.WIDTH.figure(results).to_dict()
+
+
+@pytest.mark.parametrize("claim", [six_layers.CLAIM, six_layers.LANGUAGE])
+@pytest.mark.parametrize(
+    ("proxy", "shuffled", "wobble", "verdict"),
+    [
+        (-0.1, 0.1, 0.001, "holds"),
+        (-0.1, -0.1, 0.001, "holds"),  # its order is reported and decides nothing
+        (0.1, -0.1, 0.001, "does not hold"),
+        (-0.01, 0.1, 0.001, "does not hold"),  # for certain, but by less than 0.5% of the loss
+        (-0.1, 0.1, 0.5, "cannot be tested here"),
+    ],
+)
+def test_six_layers(claim, proxy, shuffled, wobble, verdict):
+    """Fitted widths against the best uniform plan, which lies 0.05 below the other."""
+    below = {"uniform 2": 0.05, "uniform 4": 0.0, "proxy": proxy, "shuffled": shuffled}
+
+    def values(trial):
+        name = trial.parameters["plan"]
+        noise = (trial.seed - 1) * wobble * (name == "proxy")
+        loss = 4.0 + trial.seed / 10 + below.get(name, 0.2) + noise
+        return {"loss": loss, "attn_params": 100, "flops": 7, "layers": [[4, 6, 10]]}
+
+    results = _results(claim, values)
+    finding = claim.judge(results)
+    assert finding.verdict == verdict
+    assert "uniform 4" in finding.measured
+    matters = "yes" if shuffled - proxy > 0.15 and wobble < 0.1 else None
+    assert matters is None or f"does their order matter: {matters}" in finding.reasons[2]
+    assert claim.figure(results).to_dict()
+
+
+def test_contrasts_of_an_unfinished_claim_are_those_of_the_seeds_that_both_have():
+    losses = {"wide first": 4.4, "8 × 8": 4.0, "wide last": 3.8, "4 × 16": 3.9}
+    made = []
+    for trial in adaptive.CLAIM.trials("full", range(3)):
+        p = trial.parameters
+        if p["condition"] == "text, 256 tokens" and p["plan"] in losses:
+            if trial.seed == 2 and p["plan"] == "wide first":
+                continue
+            loss = (
+                losses[p["plan"]] + trial.seed / 100 + (p["plan"] == "wide last") * trial.seed / 50
+            )
+            made.append(TrialResult(trial, {"loss": loss}, 1.0))
+    first, first_best, last, last_best = adaptive.contrasts(Results("full", tuple(made)))
+    assert "wide first minus 8 × 8: +0.4 [" in first
+    assert "above it at 2 of 2 seeds" in first
+    assert "4 × 16" in first_best
+    assert "above it at 0 of 3 seeds" in last
+    assert "4 × 16" in last_best
+    assert adaptive.contrasts(Results("full", ())) == ()
 
 
 def test_one_seed_shows_nothing():
@@ -131,7 +235,7 @@ def test_one_seed_shows_nothing():
         finding = claim.judge(results)
         assert finding.verdict == "cannot be tested here"
         assert json.dumps([finding.table.columns, finding.table.rows], allow_nan=False)
-        assert claim.figure(results).to_dict()
+        assert_drawn(claim.figure, results)
 
 
 def test_plans_are_chosen_by_the_other_seeds():
@@ -198,7 +302,7 @@ def test_adapting(best, gain, verdict):
     finding = adaptive.judge(results)
     assert finding.verdict == verdict
     assert {row[0] for row in finding.table.rows} == {"length", "task"}
-    assert adaptive.figure(results).to_dict()
+    assert_drawn(adaptive.figure, results)
 
 
 def test_what_nobody_learned_says_nothing_about_adapting():

@@ -7,7 +7,12 @@ import math
 import pytest
 import torch
 
-from headwise.papers.claims.allocation import adaptive, planned_vs_uniform
+from headwise.papers.claims.allocation import (
+    adaptive,
+    planned_vs_uniform,
+    six_layers,
+    three_tokens,
+)
 from headwise.papers.claims.allocation.adaptive import PLANS, condition_plan
 from headwise.papers.claims.allocation.planned_vs_uniform import POLICIES, RIVALS, SHAPE, rival_plan
 from headwise.papers.claims.query_free import query_free, query_free_decay
@@ -70,6 +75,51 @@ def test_plans_to_adapt_between_have_equal_costs(size):
     assert len({(c.attn_params, c.flops) for c in costs}) == 1
 
 
+@pytest.mark.parametrize("total", [64, 32, 16])
+def test_plans_of_a_total_width_have_equal_parameters(total):
+    plans = three_tokens.plans(total)
+    assert {sum(h * w for h, w in layers) for layers in plans.values()} == {total}
+    made = {"d_model": 32, "biases": ["query", "key"]}
+    costs = [cost(condition_plan({**made, "layers": s}, 32, 0)) for s in plans.values()]
+    assert len({(c.attn_params, c.flops) for c in costs}) == 1
+    (many, narrow), (few, wide) = plans["planned"]
+    assert many > few == 1
+    assert narrow < wide
+    assert len(three_tokens.uniforms(total)) >= 3
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+@pytest.mark.parametrize("claim", [six_layers.CLAIM, six_layers.LANGUAGE])
+def test_plans_for_six_layers_have_equal_costs(size, claim, monkeypatch):
+    """The fitted plan stands in as uniform widths moved between the layers' two sides."""
+    fitted = []
+    for trial in claim.trials(size, [0]):
+        p = trial.parameters
+        if not fitted:
+            uniform = six_layers.plan_of({**p, "plan": "uniform 4"}, 0)
+            moved = [4 if i < 3 else -4 for i in range(6)]
+            layers = [
+                layer.model_copy(
+                    update={
+                        "heads": tuple(
+                            h.model_copy(update={"qk_dim": h.qk_dim + m, "vo_dim": h.vo_dim - m})
+                            for h in layer.heads
+                        )
+                    }
+                )
+                for layer, m in zip(uniform.layers, [m // 4 for m in moved], strict=True)
+            ]
+            fitted.append(uniform.model_copy(update={"layers": tuple(layers)}))
+            monkeypatch.setattr(six_layers, "_fitted", lambda *_: fitted[0])
+    plans = {t.name: six_layers.plan_of(t.parameters, 5) for t in claim.trials(size, [0])}
+    costs = [cost(plan) for plan in plans.values()]
+    assert len({(c.attn_params, c.flops) for c in costs}) == 1
+    width = six_layers.SHAPE[size]["d_model"]
+    assert costs[0].attn_params == pytest.approx(0.4 * 6 * 4 * width**2)
+    assert plans["reversed"].layers == plans["proxy"].layers[::-1]
+    assert sorted(map(str, plans["shuffled"].layers)) == sorted(map(str, plans["proxy"].layers))
+
+
 def test_score_scales():
     assert score_scale(BlockKind(), 96, 16) == 1 / 4
     assert score_scale(BlockKind("value", "paper"), 96, 16) == 1 / 4
@@ -121,6 +171,7 @@ def test_frequencies_by_hand():
     assert text.pair_loss(2) == pytest.approx(-math.log(follows))
 
 
+@pytest.mark.slow
 def test_text_is_learned_and_a_run_repeats():
     source = TextSizes(60_000, 260, 16)
     course = Course(steps=40, batch=4, lr=1e-2, evaluations=2, scored=8)

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from headwise.papers.harness.judging import (
+    holm,
     larger,
     larger_by_factor,
     line,
     lowest,
+    more_often,
     paired_difference,
+    share_difference,
     summary,
 )
 
@@ -90,3 +93,25 @@ def test_line_by_hand():
     # y = 0, 3, 0 on x = 1, 2, 3: the best line is flat.
     assert line([1, 2, 3], [0, 3, 0]).r_squared == pytest.approx(0, abs=1e-12)
     assert line([1, 2], [5, 5]).r_squared == 0
+
+
+def test_shares_by_hand():
+    # Fisher: of the 20 choose 5 ways to have five successes, one has them all in the first ten.
+    assert more_often(5, 0, 10) == pytest.approx(math.comb(10, 5) / math.comb(20, 5))
+    assert more_often(3, 3, 10) > 0.5
+    assert more_often(0, 5, 10) == 1
+    # Holm: 3 × 0.01, 2 × 0.02, then never less than before.
+    assert holm([0.02, 0.01, 0.03]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.9, 0.6]) == [1.0, 1.0]
+    # Newcombe (1998), method 10, of 56/70 − 48/80 has unequal sizes; here 0/10 − 10/10.
+    gap = share_difference(0, 10, 10)
+    assert gap.mean == -1
+    assert (gap.low, gap.high) == pytest.approx((-1, -1 + math.hypot(0.27753, 0.27753)), abs=1e-4)
+    equal = share_difference(20, 20, 20)
+    assert equal.high == pytest.approx(0.1611, abs=1e-3)
+
+
+def test_fishers_test_finds_nothing_where_there_is_nothing():
+    rng = np.random.default_rng(0)
+    draws = rng.binomial(20, 0.5, (500, 2)).tolist()
+    assert sum(more_often(a, b, 20) < 0.05 for a, b in draws) <= 0.05 * 500

@@ -106,6 +106,7 @@ def test_a_result_of_another_trial_is_not_taken_for_this_one(store, toy):
     assert again.stored(toy.CLAIM, other) is not None
 
 
+@pytest.mark.slow
 def test_a_line_torn_anywhere_is_dropped_and_run_again(store, toy):
     one, two = Trial("toy", "a", 1), Trial("toy", "ω", 2, {"widths": [2, 3]})
     store.put(toy.CLAIM, one, DONE)
@@ -170,7 +171,7 @@ def test_a_folder_keeps_its_size_and_its_seeds_only_grow(store):
 def test_folders_that_are_not_ours_are_refused(tmp_path):
     (tmp_path / "letter.txt").write_text("Dear")
     with (
-        pytest.raises(OutputError, match=r"headwise did not write it \(it holds letter\.txt\)"),
+        pytest.raises(OutputError, match=r"headwise did not write it \(it contains letter\.txt\)"),
         Store(tmp_path).resumed("quick", {}),
     ):
         pass
@@ -191,7 +192,7 @@ def test_folders_that_are_not_ours_are_refused(tmp_path):
 def test_a_second_runner_is_refused_until_the_first_ends(store):
     with (
         store.resumed("quick", {"toy": 1}),
-        pytest.raises(OutputError, match="another run is at work"),
+        pytest.raises(OutputError, match="another run is using"),
         store.resumed("quick", {"toy": 1}),
     ):
         pass

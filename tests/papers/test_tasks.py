@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headwise.papers.tasks.discrete import (
+    ContextInduction,
     InductionHead,
     PreviousToken,
     RandomLabels,
@@ -15,6 +16,7 @@ from headwise.papers.tasks.discrete import (
 )
 from headwise.papers.tasks.ngram import ACTIVATIONS, NGram
 from headwise.papers.tasks.task import SyntheticTask, TaskBatch, TaskError
+from tests import lanes
 
 # Monte Carlo tolerances, at least 4 standard errors: a share of 16001 or more independent trials
 # has a standard error of at most 0.004; a mean square of 30011 or more (the heaviest tails are
@@ -39,6 +41,7 @@ EXAMPLES: tuple[SyntheticTask, ...] = (
     NGram.copying(2, 3, 7),
     PreviousToken(7, 5, back=2),
     InductionHead(11, 13, 7),
+    ContextInduction(17, 5, 11),
     RandomLabels(5, 3, MANY, 7),
     SequenceClassification(11, 7, 3, noise=0.1),
 )
@@ -352,7 +355,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("length", [11, 47])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", lanes.slow_but(("parity",), RULES))
 def test_the_rule_reaches_the_bayes_accuracy_and_loss_at_every_length(rule, length):
     task = SequenceClassification(length, 7, 3, rule, noise=0.1)
     batch = task.sample(MANY, 2)
@@ -386,6 +389,38 @@ def test_whoever_misses_one_bit_of_a_parity_is_at_chance():
     assert score(task, missing[:, None].expand(-1, 11), batch) == pytest.approx(0.5, abs=NEAR)
 
 
+# --- induction on several tokens --------------------------------------------------------------
+
+
+def followed(line: list[int], window: list[int], prefix: int, lags: range) -> list[int]:
+    """What followed each window of a prefix that agrees at these lags, among those there once."""
+    back = len(window)
+    seen = [line[i : i + back] for i in range(prefix - back)]
+    return [
+        line[i + back]
+        for i, other in enumerate(seen)
+        if seen.count(other) == 1
+        and all(other[back - 1 - lag] == window[back - 1 - lag] for lag in lags)
+    ]
+
+
+def test_a_window_that_occurs_once_has_one_answer_and_two_of_its_tokens_are_not_enough():
+    task = ContextInduction(22, 5, 13)
+    batch = task.sample(307, 1)
+    assert batch.scored.nonzero()[:3, 1].tolist() == [15, 18, 21]
+    for lags, votes_of in ((range(3), []), (range(2), []), (range(1, 3), []), (range(1), [])):
+        for line, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+            for at in (13, 16, 19):
+                answers = followed(line, line[at : at + 3], 13, lags)
+                if lags == range(3):
+                    assert answers == [targets[at + 2]]
+                votes_of.append(max(map(answers.count, answers)) / len(answers))
+        by_hand = sum(votes_of) / len(votes_of)
+        assert task.partial_accuracy(batch, lags) == pytest.approx(by_hand, abs=1e-6)
+    assert task.partial_accuracy(batch, range(3)) == 1
+    assert task.partial_accuracy(batch, range(2)) < 0.95
+
+
 # --- errors ---------------------------------------------------------------------------------
 
 
@@ -403,6 +438,9 @@ def test_whoever_misses_one_bit_of_a_parity_is_at_chance():
         (lambda: InductionHead(11, 5, 7), "vocabulary"),
         (lambda: InductionHead(7, 13, 7), "at least 8, got 7"),
         (lambda: InductionHead(14, 13, 7), "at most 13"),
+        (lambda: ContextInduction(19, 5, 11), "add 1"),
+        (lambda: ContextInduction(11, 5, 11), "length"),
+        (lambda: ContextInduction(17, 5, 3), "prefix"),
         (lambda: RandomLabels(5, 3, 7, 2).sample(8), "7 examples there are, got 8"),
         (lambda: RandomLabels(5, 3, 7, 1), "labels of at least 2"),
         (lambda: SequenceClassification(11, 7, 4, "majority"), "odd"),

@@ -147,19 +147,9 @@ def test_traffic_by_hand():
 
 
 def test_weights_and_cache_of_smollm2_weigh_the_same_at_730_tokens_in_batches_of_16():
-    smollm2 = new_shape(
-        n_layers=30,
-        d_model=576,
-        n_heads=9,
-        n_kv_heads=3,
-        context=8192,
-        vocab_size=49152,
-        ffn_dim=1536,
-        tied_embeddings=True,
-    )
-    weights = 2 * dense_cost(smollm2).params
+    weights = 2 * dense_cost(SMOLLM2_135M).params
     assert weights == pytest.approx(269e6, rel=1e-3)
-    both = dense_cost(smollm2, context=730, batch=16).traffic
+    both = dense_cost(SMOLLM2_135M, context=730, batch=16).traffic
     assert both == pytest.approx(2 * weights / 16, rel=1e-3)
 
 

@@ -17,10 +17,11 @@ from headwise.errors import BudgetError
 from headwise.planning import knapsack
 from headwise.planning.knapsack import SearchResult
 from headwise.planning.solver import Curve, Solution, Solver, solve
+from tests import lanes
 
 CLOSE = 1e-9  # relative; sums of float64 in another order
 QUICK = settings(
-    max_examples=350,
+    max_examples=lanes.examples(350),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -162,7 +163,7 @@ class TestExhaustive:
         monkeypatch.setattr(knapsack, "MAX_JOINED", pairs)  # 5: almost nothing is joined
         rng = np.random.default_rng(11)
         kinds = np.array([[3, 7], [5, 2]])
-        for _ in range(60):
+        for _ in range(lanes.examples(60)):
             values = rng.uniform(0, 9, (6, 5)).cumsum(axis=1)
             costs = kinds[np.arange(6) % 2] * rng.integers(1, 4, (6, 1))
             budgets = 4 * costs.sum(axis=0) * rng.integers(3, 8, 2) // 10
@@ -191,12 +192,12 @@ class TestExhaustive:
                 for u in range(12):
                     options[u][: u * c] = -np.inf
                 table = np.max(options, axis=0)
-            for budget in range(0, len(table), 97):
+            for budget in range(0, len(table), lanes.every(97)):
                 assert solve(curves, (budget,)).value == pytest.approx(table[budget], rel=CLOSE)
 
 
 class TestPromises:
-    @settings(QUICK, max_examples=150)
+    @settings(QUICK, max_examples=lanes.examples(150))
     @given(problems(2), st.integers(0, 40), st.integers(0, 40))
     def test_more_budget_never_gives_less(self, problem, more, other):
         curves, budgets = built(problem)
@@ -206,7 +207,7 @@ class TestPromises:
         greater = solve(curves, (budgets[0] + more, budgets[1] + other))
         assert greater.value >= less.value - CLOSE * abs(less.value)
 
-    @settings(QUICK, max_examples=100)
+    @settings(QUICK, max_examples=lanes.examples(100))
     @given(problems(3, "concave"), st.randoms(use_true_random=False))
     def test_order_of_curves_does_not_matter(self, problem, random):
         curves, budgets = built(problem)
@@ -227,7 +228,7 @@ class TestPromises:
         ]
         rises = np.sort(np.concatenate([np.diff(c.values[2:]) for c in curves]))[::-1]
         base = sum(float(c.values[2]) for c in curves)
-        for steps in range(len(rises) + 1):
+        for steps in range(0, len(rises) + 1, lanes.every(1)):
             budgets = tuple(3 * (2 * len(curves) + steps) + r for r in range(n_resources))
             found = solve(curves, budgets)
             assert found.value == pytest.approx(base + rises[:steps].sum(), rel=CLOSE)
@@ -423,6 +424,7 @@ class TestErrors:
             solve(curves, budgets)
 
 
+@pytest.mark.slow
 def test_one_budget_does_not_import_scipy():
     code = (
         "import sys, numpy as np; from headwise.planning.solver import Curve, solve;"

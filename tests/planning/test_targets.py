@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 import headwise as hw
 from headwise.errors import HeadwiseError
+from headwise.exporting.run import EXPORTS
 from headwise.plan import HeadSpec, LayerPlan, ModelShape, Plan
 from headwise.planning.targets import TARGETS, runs_in, target_of
+from headwise.recipe import Engine, Target
 
 
 def plan(*layers: list[HeadSpec], **shape) -> Plan:
@@ -27,7 +31,8 @@ def answers(given: Plan) -> dict[str, str]:
 
 def test_every_target_answers_for_every_plan():
     found = answers(plan([head()] * 2, [head()] * 2))
-    assert list(found) == list(TARGETS)
+    assert list(found) == list(TARGETS) == list(get_args(Engine))
+    assert set(EXPORTS) == set(get_args(Target)) <= set(TARGETS)
     assert all(answer.startswith("yes") for answer in found.values())
 
 
@@ -104,6 +109,28 @@ def test_wider_than_the_dense_model_cannot_be_padded():
     assert answers(plan([head()] * 3))["padded"].startswith("no: layer 0 has 3 head groups")
 
 
+def test_kernels_take_some_widths_only():
+    kept = tuple(range(0, 48, 2))
+    narrow = answers(plan([head(48, 48, planes=kept)] * 2, [head(48, 48, planes=kept)] * 2))
+    assert narrow["gguf"].startswith("yes")
+    assert narrow["gguf-cuda"] == (
+        "no: heads are 48 wide, and there are kernels for 40, 64, 72, 80, 96, 112, 128, 256"
+    )
+    assert narrow["vllm"].startswith("yes")
+    assert narrow["vllm-cpu"].startswith("no: heads are 48 wide, and there are kernels for 32, 64")
+    kept = kept[:16]
+    half = answers(plan([head(32, 32, planes=kept)] * 2, [head(32, 32, planes=kept)] * 2))
+    assert half["vllm-cpu"] == "yes: as llama, heads 32 wide"
+    assert half["gguf-cuda"].startswith("no: heads are 32 wide")
+    values = answers(plan([head(64, 32)] * 2, [head(64, 32)] * 2))
+    assert "keys are 64 and values 32 wide; that kernel takes" in values["gguf-cuda"]
+    # In headwise's own class a layer's heads are as wide as its widest.
+    by_layer = answers(plan([head(48)] * 2, [head(32, 32)] * 2))
+    assert by_layer["vllm-cpu"].endswith("as wide as its widest: 32, 64")
+    other = answers(plan([head()] * 2, [head(48, 48)] * 2))
+    assert other["vllm-cpu"].startswith("no: layer 1 has heads 48 wide, and there are kernels")
+
+
 def test_an_unknown_target_is_told():
     with pytest.raises(HeadwiseError, match="a target is one of stock"):
         target_of("tensorrt")
@@ -127,6 +154,6 @@ def test_mlps_of_several_widths_run_where_a_class_has_them():
     assert found["onnx"].yes
     assert found["padded"].yes
     one = Plan(shape=shape, layers=(whole.model_copy(update={"ffn_dim": 29}),) * 2)
-    assert all(answer.yes for answer in runs_in(one))
+    assert all(answer.yes for answer in runs_in(one) if answer.target in EXPORTS)
     plain = one.model_copy(update={"shape": shape.model_copy(update={"family": "gpt2"})})
     assert "the MLP of layer 0 is cut" in runs_in(plain)[0].why_not

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from headwise.errors import HeadwiseError
 from headwise.profiling.reduction import RIDGE, score_basis, value_basis
+from tests import lanes
 
 DIM, OUT, TOKENS = 7, 11, 97
 
@@ -26,7 +27,7 @@ def output_error(z, P, W_O):
     return np.mean(np.sum((z @ W_O - z @ P @ W_O) ** 2, axis=1))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=lanes.examples(50), deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, DIM - 1))
 def test_no_random_map_of_the_same_rank_has_less_output_error(seed, rank):
     rng = np.random.default_rng(seed)
@@ -73,7 +74,7 @@ def test_coordinates_are_white():
     assert np.abs(moment(z @ basis.encode) - np.eye(DIM)).max() < 1e-8
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=lanes.examples(50), deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, DIM - 1))
 def test_no_random_map_of_the_same_rank_has_less_score_error(seed, rank):
     rng = np.random.default_rng(seed)

@@ -9,11 +9,13 @@ import torch
 from headwise.models.backbones_headwise import family_of, stock_attentions
 from headwise.models.build import inner
 from headwise.profiling.run import profile_model
-from tests import tiny
+from tests import lanes, tiny
 from tests.profiling.gates import sequence_losses
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gpt2", "opt", "bert", "vit"])
+@pytest.mark.parametrize(
+    "family", lanes.slow_but(("phi3", "gpt2"), ("llama", "phi3", "gpt2", "opt", "bert", "vit"))
+)
 def test_neurons_have_the_sensitivity_of_explicit_gates(tmp_path, family):
     job = tiny.profile_job(tiny.stock(family).double(), family)
     profile = profile_model(job, tmp_path / "p")

@@ -123,6 +123,7 @@ def test_predicted_loss_knows_more_than_the_size(subject):
     assert predicted > counted + 0.1
 
 
+@pytest.mark.slow
 def test_the_fit_loses_less_than_rules_of_thumb_when_measured(subject):
     job, profile = subject
     budget, rules = Budget(attn_params=Limit(share=0.7)), WidthRules(multiple_of=2)
@@ -137,6 +138,7 @@ def test_the_fit_loses_less_than_rules_of_thumb_when_measured(subject):
         assert measured["sensitivity"] < measured[policy]
 
 
+@pytest.mark.slow
 def test_the_whole_plan_loses_nothing(subject):
     job, profile = subject
     found = fit(fit_problem(profile, "sensitivity", WidthRules()), Budget())

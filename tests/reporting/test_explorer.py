@@ -31,6 +31,8 @@ from headwise.reporting.explorer.answers import (
     unit_costs,
 )
 from headwise.reporting.explorer.server import Server, live_page, saved_page
+from tests import lanes
+from tests.tiny_profile import write_profile
 
 KINDS = {
     "plain": {},
@@ -77,7 +79,7 @@ def fit_words(choice):
     return [*words, *rules, *(["--no-cut-ffn"] if choice.mlps == "whole" else [])]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", lanes.slow_but(("partly rotary", "neurons"), KINDS))
 def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
     path = made.profile(tmp_path / "p", **KINDS[kind])
     answers = Answers(Profile.read(path))
@@ -112,7 +114,7 @@ def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
     assert bool(narrowed) == cut_mlps
 
 
-@pytest.mark.parametrize("target", ["gguf", "vllm"])
+@pytest.mark.parametrize("target", lanes.slow_but(("vllm",), ("gguf", "vllm")))
 def test_plans_for_an_engine_are_those_of_the_command_line(made, headwise, tmp_path, target):
     path = made.profile(tmp_path / "p", rotary=12)
     profile = Profile.read(path)
@@ -138,9 +140,7 @@ def test_plans_for_an_engine_are_those_of_the_command_line(made, headwise, tmp_p
         Answers(profile, targets=("stock",)).answer(choice)
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "plain")]
-)
+@pytest.mark.parametrize("kind", lanes.slow_but(("plain",), KINDS))
 def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
     answers = Answers(Profile.read(made.profile(tmp_path / "p", **KINDS[kind])))
     grid = saved_grid(answers, 25 if kind == "windows" else 15)  # windows: the most points
@@ -223,10 +223,11 @@ def test_choices_that_make_no_sense(words):
         Choice.parse(words)
 
 
-@pytest.fixture
-def server(profile):
-    answers = Answers(Profile.read(profile))
-    with Server(answers, live_page(answers, str(profile))) as made:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = write_profile(tmp_path_factory.mktemp("served") / "p")
+    answers = Answers(Profile.read(path))
+    with Server(answers, live_page(answers, str(path))) as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.02,))
         thread.start()
         yield made
@@ -409,6 +410,7 @@ def connected(server):
     return socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
 
 
+@pytest.mark.slow
 def test_prepared_problems_do_not_pile_up(server):
     for k in range(1, 60):
         ask(server, f"/plan?attn_params=75&multiple_of={k}")
@@ -441,6 +443,7 @@ def test_names_cannot_leave_the_data(made, tmp_path):
     assert "{{STYLE}}" in page
 
 
+@pytest.mark.slow
 def test_an_explorer_needs_no_torch(profile):
     import subprocess
     import sys
@@ -456,6 +459,7 @@ def test_an_explorer_needs_no_torch(profile):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(profile):
     import signal
     import subprocess

@@ -21,6 +21,7 @@ from headwise.reporting.explorer.answers import Answers
 from headwise.reporting.explorer.server import live_page, saved_page
 from headwise.reporting.pages import report
 from headwise.reporting.sources import read_report_source
+from tests import lanes
 
 from .payloads import (
     DRAWING,
@@ -64,10 +65,8 @@ def harmless(made, tmp_path_factory):
     return pages_of(made, tmp_path_factory.mktemp("harmless"), HARMLESS)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["all", *(pytest.param(k, marks=pytest.mark.slow) for k in ("attribute", "end of script"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["all", "attribute", "end of script"])
 def test_a_name_never_becomes_an_element(made, tmp_path, harmless, kind):
     payload = " ".join(PAYLOADS.values()) if kind == "all" else PAYLOADS[kind]
     found = pages_of(made, tmp_path, payload)
@@ -79,7 +78,7 @@ def test_a_name_never_becomes_an_element(made, tmp_path, harmless, kind):
         assert theirs.bad == [], name
 
 
-@EVERY
+@pytest.mark.parametrize("kind", lanes.slow_but(("attribute", "end of script"), PAYLOADS))
 def test_a_drawing_is_valid_and_has_no_script(made, tmp_path, kind):
     record = read_comparison(write_everything(made, tmp_path / "in", PAYLOADS[kind])["compare"])
     save_chart(pareto_chart(record), tmp_path / "x.svg")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headwise.errors import TheoryError
 from headwise.theory.allocation import MAX_WIDTH, HeadGroup, allocate, error_bound
 from headwise.theory.estimators import Spectrum
+from tests import lanes
 
 
 def pairs(allocation):
@@ -83,7 +84,7 @@ def kernels(most):
     return st.lists(weights, min_size=1, max_size=most).map(lambda w: w if any(w) else [1.0])
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=lanes.examples(400))
 @given(
     st.integers(1, 13),
     spectra,
@@ -101,7 +102,7 @@ def test_equal_to_brute_force(width, eigenvalues, kernel, eps):
     assert result.slack >= 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=lanes.examples(60))
 @given(st.integers(1, 29), st.integers(1, 11), kernels(2))
 def test_white_tokens_equal_to_brute_force(width, token_dim, kernel):
     result = allocate(width, token_dim, kernel)
@@ -116,7 +117,7 @@ def test_brute_force_can_tell_a_worse_allocation():
     assert result.bound < min(b for b in all_bounds(13, [1.0] * 3, (3, 1)) if b[2] == 2)[0] - 1e-3
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=lanes.examples(50))
 @given(st.integers(1, 120), st.integers(1, 23), kernels(5))
 def test_more_width_never_raises_the_bound(width, token_dim, kernel):
     less, more = allocate(width, token_dim, kernel), allocate(width + 1, token_dim, kernel)

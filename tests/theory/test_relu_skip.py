@@ -15,6 +15,7 @@ from headwise.theory.relu_skip import (
     relu_mlp,
 )
 from headwise.theory.reparametrization import AttentionStack, fold, logits, random_stack
+from tests import lanes
 
 SIZES = [(1, 3), (2, 3), (2, 7), (2, 11), (3, 5), (3, 13), (5, 5), (5, 19), (7, 29), (17, 67)]
 
@@ -64,7 +65,10 @@ def test_random_and_perturbed_weights_never_absorb(d: int, hidden: int) -> None:
             absorb(mlp.W_up, mlp.W_down + noise, mlp.flipped)
 
 
-@pytest.mark.parametrize(("d", "hidden"), [(1, 5), (1, 9), (2, 5), (2, 8), (3, 7), (3, 11)])
+@pytest.mark.parametrize(
+    ("d", "hidden"),
+    lanes.slow_but(((1, 5), (2, 5), (3, 7)), ((1, 5), (1, 9), (2, 5), (2, 8), (3, 7), (3, 11))),
+)
 def test_brute_force_agrees_on_small_integers(d: int, hidden: int) -> None:
     # Entries −1, 0, 1: zero, repeated and dependent neurons abound; the products are exact.
     rng = np.random.default_rng(d * 100 + hidden)

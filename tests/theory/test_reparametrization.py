@@ -14,6 +14,7 @@ from headwise.theory.reparametrization import (
     StreamBases,
     _check_arrangement,
     _field,
+    attention_scores,
     fold,
     forced_fold,
     logits,
@@ -226,3 +227,22 @@ def test_bad_input_is_named() -> None:
         _field("querry")
     with pytest.raises(TheoryError, match="skip among both"):
         _check_arrangement("left", "none")
+
+
+def test_logits_are_linear_in_the_weights_only_without_w_q():
+    stack = random_stack(3)
+    layer, d = stack.layers[0], stack.layers[0].W_K.shape[0]
+    rng = np.random.default_rng(11)
+    X, D_Q, D_K = rng.standard_normal((7, d)), *rng.standard_normal((2, d, d))
+
+    def differences(along):
+        scores = [attention_scores(along(t), X, stack.heads) for t in (-1.0, 0.0, 1.0, 2.0)]
+        return [float(np.abs(np.diff(scores, n=n, axis=0)).max()) for n in (1, 2, 3)]
+
+    first, second, third = differences(
+        lambda t: replace(layer, W_Q=layer.W_Q + t * D_Q, W_K=layer.W_K + t * D_K)
+    )
+    assert second > 0.1 * first  # quadratic: the second difference stays
+    assert third < 1e-12 * first  # and no more than that
+    first, second, _ = differences(lambda t: replace(layer, W_Q=np.eye(d), W_K=layer.W_K + t * D_K))
+    assert second < 1e-12 * first

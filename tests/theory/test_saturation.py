@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from headwise.errors import TheoryError
 from headwise.theory import saturation
-from headwise.theory.saturation import NORM_CEILING, jacobian_norm, saturation_bound
+from headwise.theory.saturation import (
+    NORM_CEILING,
+    attention_error_bound,
+    jacobian_norm,
+    saturation_bound,
+    total_variation_bound,
+    truncated_score_error,
+)
 
 HALF_ULP = Fraction(1, 2**53)
 RELATIVE_BOUND = 16  # in half units of the last place: about 2e-15
@@ -247,3 +254,96 @@ def test_the_bound_by_hand_and_its_limits() -> None:
     for bound, length in ((-1.0, 5), (math.nan, 5), (math.inf, 5), (1.0, 0)):
         with pytest.raises(TheoryError, match="at least"):
             saturation_bound(bound, length)
+
+
+# --- what a narrower head does to the attention (Corollary 2) -----------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=29),
+)
+def test_the_attention_moves_no_further_than_the_bounds(pairs: list[tuple[float, float]]) -> None:
+    before, after = np.array(pairs).T
+    moved = softmax(after) - softmax(before)
+    error = float(np.linalg.norm(after - before))
+    reach = float(np.abs(pairs).max())
+    rounding = 1e-12
+    for limits in ({}, {"score_bound": reach}):
+        assert (
+            np.linalg.norm(moved) <= attention_error_bound(error, len(pairs), **limits) + rounding
+        )
+    width = float(np.ptp(after - before))
+    assert np.abs(moved).sum() / 2 <= total_variation_bound(width) + rounding
+
+
+def test_the_jacobian_at_one_end_alone_is_no_bound() -> None:
+    """Away from a nearly one-hot row the Jacobian grows, which a bound must see."""
+    before, after = np.array([6.0, 0.0, 0.0]), np.array([0.0, 6.0, 0.0])
+    moved = float(np.linalg.norm(softmax(after) - softmax(before)))
+    error = float(np.linalg.norm(after - before))
+    assert moved > 20 * error * float(jacobian_norm(softmax(before)))
+    assert moved <= attention_error_bound(error, 3, score_bound=6.0)
+
+
+def test_no_smaller_constants_would_do() -> None:
+    # Two tokens reach the misplaced attention, and a small step at a tie reaches the 2-norm.
+    for width in (0.01, 1.0, 7.0):
+        p = softmax(np.array([-width / 4, width / 4]))
+        q = softmax(np.array([width / 4, -width / 4]))
+        assert np.abs(p - q).sum() / 2 == pytest.approx(total_variation_bound(width), rel=1e-12)
+    step = np.array([1e-4, -1e-4])
+    moved = np.linalg.norm(softmax(step) - softmax(-step))
+    bound = attention_error_bound(float(np.linalg.norm(2 * step)), 2)
+    assert moved == pytest.approx(bound, rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [5, 101])
+def test_a_truncated_head_errs_by_at_most_the_next_singular_value(length: int) -> None:
+    rng = np.random.default_rng(length)
+    W_Q, W_K, tokens = (rng.normal(size=size) for size in ((13, 7), (13, 7), (length, 13)))
+    left, sigma, right = np.linalg.svd(W_Q @ W_K.T)
+    longest = float(np.linalg.norm(tokens, axis=1).max())
+
+    def error(width: int) -> float:
+        cut = W_Q @ W_K.T - (left[:, :width] * sigma[:width]) @ right[:width]
+        return float(np.linalg.norm(tokens @ cut.T @ tokens.T, axis=0).max())
+
+    for width in range(8):
+        bound = truncated_score_error(sigma, width, token_norm=longest, length=length)
+        assert error(width) <= bound + 1e-9
+    # Tokens along the first singular directions reach it, and break the bound of another width.
+    x, keys = longest * left[:, 0], np.tile(longest * right[0], (length, 1))
+    worst = float(np.linalg.norm(x @ W_Q @ W_K.T @ keys.T))
+    bound = truncated_score_error(sigma, 0, token_norm=longest, length=length)
+    assert worst == pytest.approx(bound, rel=1e-12)
+    assert worst > truncated_score_error(sigma, 1, token_norm=longest, length=length)
+    assert truncated_score_error(sigma[:7], 7, token_norm=longest, length=length) == 0
+
+
+def test_with_equal_score_errors_only_the_row_itself_shrinks() -> None:
+    """Weights err as 1/L and the 2-norm as 1/√L, as uniform rows do; the misplaced share stays."""
+    found = []
+    for length in (16, 1024):
+        off = np.where(np.arange(length) % 2, 0.3, -0.3)
+        moved = softmax(off) - 1 / length
+        sizes = (np.abs(moved).max() * length, np.linalg.norm(moved) * length**0.5)
+        found.append((*sizes, np.abs(moved).sum() / 2))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
+    assert found[0][2] > 0.1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: attention_error_bound(-1.0, 5),
+        lambda: attention_error_bound(math.nan, 5),
+        lambda: attention_error_bound(1.0, 0, score_bound=1.0),
+        lambda: total_variation_bound(math.inf),
+        lambda: truncated_score_error([1.0], -1, token_norm=1.0, length=5),
+        lambda: truncated_score_error([-1.0], 1, token_norm=1.0, length=5),
+        lambda: truncated_score_error([1.0], 0, token_norm=-1.0, length=5),
+    ],
+)
+def test_sizes_that_are_none_are_refused(call: Callable[[], float]) -> None:
+    with pytest.raises(TheoryError, match="at least"):
+        call()

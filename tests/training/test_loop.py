@@ -11,6 +11,7 @@ from headwise.errors import HeadwiseError, OutputError
 from headwise.training.batches import next_token_loss
 from headwise.training.checkpoint import TIME_FIELDS, RunFolder, checkpoints_in, read_rows
 from headwise.training.loop import DivergenceError, Observer, train_model
+from tests import lanes
 
 
 class At(Observer):
@@ -84,7 +85,7 @@ def test_without_a_folder_nothing_is_written(make_job, processes, whole, tmp_pat
     assert _same(_weights(job), whole[0])
 
 
-@pytest.mark.parametrize("step", [2, 5, 7, 11])
+@pytest.mark.parametrize("step", lanes.slow_but((5, 7), (2, 5, 7, 11)))
 def test_a_killed_run_goes_on_to_the_same_bits(make_job, processes, tmp_path, whole, step):
     folder = RunFolder(tmp_path / "r")
     with pytest.raises(Killed):

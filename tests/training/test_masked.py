@@ -1,4 +1,4 @@
-"""Encoders learn masked tokens, and no model that sees ahead is scored on the next one."""
+"""Encoders learn masked tokens, and no model that is bidirectional is scored on the next one."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from headwise.cli.evaluate import evaluate
 from headwise.cli.generate import generate
 from headwise.data.masking import IGNORED, Masking, masking_of
 from headwise.data.text import Text
-from headwise.data.tokens import token_stream, trained_tokenizer
+from headwise.data.tokens import token_stream, train_tokenizer
 from headwise.errors import HeadwiseError
 from headwise.measure.likelihood import likelihood
 from headwise.models.build import build_model
@@ -50,7 +50,7 @@ def _letters(n=9000):
 def run(tmp_path_factory):
     """An encoder trained on random letters, one token each."""
     folder = tmp_path_factory.mktemp("masked")
-    tokenizer = trained_tokenizer([], 260, encoder=True)
+    tokenizer = train_tokenizer([], 260, encoder=True)
     tokenizer.save_pretrained(folder / "tokenizer")
     result = train(
         BERT, _letters(), folder / "run", settings=SETTINGS, tokenizer=str(folder / "tokenizer")
@@ -60,7 +60,7 @@ def run(tmp_path_factory):
 
 
 def test_an_encoder_cannot_read_the_answer(run):
-    """Next-token loss with attention that sees ahead fell far below the entropy of the text."""
+    """Next-token loss with bidirectional attention fell far below the entropy of the text."""
     _, result = run
     assert result.last.held_out_loss > math.log(26) - 0.15
     assert result.last.loss < math.log(260)  # and it learned which tokens there are
@@ -105,16 +105,16 @@ def test_eval_scores_masked_tokens_and_prints_no_perplexity(run):
 def test_next_token_work_is_refused_for_an_encoder(run):
     folder, result = run
     model = open_source(result.model).load("masked-lm")
-    with pytest.raises(HeadwiseError, match=r"sees ahead.*next-token score would mean nothing"):
+    with pytest.raises(HeadwiseError, match=r"is bidirectional.*next-token score is meaningless"):
         likelihood(model, np.arange(50) % 7, window=9)
     written = CliRunner().invoke(app, ["generate", str(result.model), "--prompt", "a"])
     assert isinstance(written.exception, HeadwiseError)
-    assert "sees ahead" in str(written.exception)
+    assert "is bidirectional" in str(written.exception)
     # A folder of the kind that next-token training of an encoder used to leave.
     old = build_model(BERT, task="causal-lm", seed=1)
     old.save_pretrained(folder / "old")
     AutoTokenizer.from_pretrained(result.model).save_pretrained(folder / "old")
-    with pytest.raises(HeadwiseError, match=r"sees ahead.*next-token score would mean nothing"):
+    with pytest.raises(HeadwiseError, match=r"is bidirectional.*next-token score is meaningless"):
         likelihood(old.eval(), np.arange(50) % 7, window=9)
     text = str(folder / "letters.txt")
     refused = CliRunner().invoke(app, ["evaluate", str(folder / "old"), "--text", text])
@@ -139,6 +139,7 @@ def test_the_report_says_what_was_predicted_and_draws_no_text(run):
     assert "Samples" not in page
 
 
+@pytest.mark.slow
 def test_a_stopped_encoder_ends_in_the_same_weights(run, tmp_path):
     folder, whole = run
     from tests.training.test_train import Stop
@@ -190,11 +191,11 @@ def test_batches_depend_on_seed_and_step_only():
 
 
 def test_a_tokenizer_without_a_mask_is_refused(tmp_path):
-    tokenizer = trained_tokenizer(["some text"], 260)
-    with pytest.raises(HeadwiseError, match=r"sees ahead.*no mask token"):
+    tokenizer = train_tokenizer(["some text"], 260)
+    with pytest.raises(HeadwiseError, match=r"is bidirectional.*no mask token"):
         masking_of(tokenizer, 263)
     with pytest.raises(HeadwiseError, match="at least 260"):
-        trained_tokenizer(["some text"], 259, encoder=True)
-    encoder = trained_tokenizer(["some text"], 260, encoder=True)
+        train_tokenizer(["some text"], 259, encoder=True)
+    encoder = train_tokenizer(["some text"], 260, encoder=True)
     stream = token_stream(encoder, ["ab", "c"])
     assert encoder.convert_ids_to_tokens(stream) == ["a", "b", "[SEP]", "c", "[SEP]"]

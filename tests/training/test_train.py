@@ -90,6 +90,7 @@ def test_the_model_is_built_once(tmp_path, monkeypatch):
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed_with_or_without_its_inputs(tmp_path):
     whole = train(PLAN, TEXT, tmp_path / "whole", settings=SETTINGS)
     weights = (whole.model / "model.safetensors").read_bytes()
@@ -124,7 +125,7 @@ def test_a_run_stopped_before_its_text_was_stored_asks_for_it(tmp_path):
     out = tmp_path / "run"
     train(PLAN, TEXT, out, settings=SETTINGS)
     update_run(out, status="running", details={})
-    with pytest.raises(HeadwiseError, match="run the whole command again"):
+    with pytest.raises(HeadwiseError, match="run the full command again"):
         resume_training(out)
     assert train(PLAN, TEXT, out, settings=SETTINGS).status == "finished"
 

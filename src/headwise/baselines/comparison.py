@@ -1,21 +1,21 @@
-"""Several methods at several budgets, each counted and measured alike.
+"""Several methods at several budgets, all counted and measured in the same way.
 
     budgets × methods ──► cells       rivals: projections of the dense shape, put into the model
                                       ours:   the checkpoint that `compress` writes
     every cell: counted parameters, of attention or of all, perplexity ÷ dense on every text
 
 DIR/run.json                  model, texts and settings; another comparison is refused
-    profile/                  the profile, unless one was named
+    profile/                  the profile, unless another was given
     cells/dense.json          the dense model on every text
-          svd-llm@75pct.json  one method at one budget, written when it is finished
-    work/                     measurements and models in the making; gone at the end
+          svd-llm@75pct.json  one method at one budget, written when it finishes
+    work/                     intermediate measurements and models; removed at the end
     compare.json, pareto.*    the result
     report.html               the same as a page
 
-A cell is saved when it is finished and never run twice. A budget that a method cannot reach is a
-cell too, which says so. A rival's projections take the place of the model's own while they are
-measured; those are never written to, for a live model shares them. Ours is read back and counted
-in its files.
+A cell is saved when it finishes and never run twice. A budget that a method cannot reach is a cell
+with a problem. A rival's projections replace those of the model while they are measured; the
+model's own are never written to, because a live model shares them. Our model is read back and
+counted in its files.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ Cell = TypeVar("Cell", ComparisonCell, DenseCell)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonFolder:
-    """Where everything of a comparison is; `cut` says how our cells are made today."""
+    """The files of a comparison; `cut` are the current settings of our cells."""
 
     path: Path
     cut: Callable[[str], Mapping[str, Any]] | None = None  # the settings of a method of ours
@@ -98,7 +98,7 @@ class ComparisonFolder:
 
     @property
     def work(self) -> Path:
-        """What can be removed when all cells are finished."""
+        """Intermediate files, removed when all cells are finished."""
         return self.path / "work"
 
     @property
@@ -108,11 +108,11 @@ class ComparisonFolder:
 
     @property
     def dense(self) -> DenseCell | None:
-        """The dense model's figures, if they are there."""
+        """The dense model's figures, if they exist."""
         return _read_cell(self._cell("dense"), DenseCell)
 
     def cell(self, name: str) -> ComparisonCell | None:
-        """A finished cell, if it is there, whole, and made as it would be today."""
+        """A finished cell, if it exists, is intact and was made with the current settings."""
         return self._current(_read_cell(self._cell(name), ComparisonCell))
 
     def cells(self) -> Iterator[ComparisonCell]:
@@ -123,16 +123,16 @@ class ComparisonFolder:
                 yield found
 
     def missing(self, budgets: Sequence[Limit], methods: Sequence[str]) -> list[tuple[Limit, str]]:
-        """The asked cells that are not finished, budget by budget."""
+        """The requested cells that are not finished, budget by budget."""
         return [(b, m) for b in budgets for m in methods if self.cell(f"{m}@{b}") is None]
 
     def put(self, name: str, cell: ComparisonCell | DenseCell) -> None:
-        """Save a finished cell, whole or not at all."""
+        """Save a finished cell atomically."""
         text = json.dumps(cell.to_dict(), indent=2, allow_nan=False)
         write_text(self._cell(name), f"{text}\n", force=True)
 
     def _current(self, cell: ComparisonCell | None) -> ComparisonCell | None:
-        """None for a cell of ours that was cut with other settings; the others have none."""
+        """The cell, or None for a cell of ours that was cut with other settings."""
         if cell is None or self.cut is None or cell.cut is None:
             return cell
         return cell if cell.cut == self.cut(cell.method) else None
@@ -146,7 +146,7 @@ def _file_name(cell: str) -> str:
 
 
 def _read_cell(path: Path, kind: type[Cell]) -> Cell | None:
-    """A cell, or None if it is not there or damaged: then it is made again."""
+    """A cell, or None if it is missing or damaged and must be made again."""
     try:
         return parse_value(read_json(path), kind, str(path))
     except HeadwiseError:
@@ -180,7 +180,7 @@ Recover = Callable[[Path, Path], None]  # a cut model's folder, the recovered on
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, on what; the first `n_own` texts are of the calibration texts' kinds."""
+    """The inputs of a comparison; the first `n_own` texts are of the calibration texts' kinds."""
 
     source: Source
     profile: Profile
@@ -196,7 +196,7 @@ class Comparison:
 
 
 def cut_settings(method: str) -> CutSettings:
-    """How our own cells are cut: as `compress` does; what is trained is folded only."""
+    """How our cells are cut: as by `compress`; cells that are trained are only folded."""
     return CutSettings(refit=False, fit=0) if is_recovered(method) else CutSettings()
 
 
@@ -207,8 +207,8 @@ class Bench:
         self.job, self.folder, self.report = job, folder, report
         if job.profile.record.objective != "next-token":
             raise HeadwiseError(
-                "a comparison is of causal language models by perplexity, but "
-                f"{job.source.name} is not one; compare encoders with `headwise compress`."
+                "compare measures perplexity, which needs a causal language model, but "
+                f"{job.source.name} is not one; cut and verify it with `headwise compress`."
             )
         self.source = job.source
         refuse_other_weights(job.profile, self.source)
@@ -258,8 +258,8 @@ class Bench:
         left = amount - (dense.params - blocks) * whole
         if left < 1:
             raise BudgetError(
-                f"embeddings, norms and the rest have {dense.params - blocks} parameters, which "
-                f"leaves nothing of {amount} for the blocks; raise the budget."
+                f"embeddings, norms and the rest have {dense.params - blocks} parameters, so a "
+                f"budget of {amount} leaves nothing for the blocks; raise the budget."
             )
         cut = self.rivals[method](self.subject, left)
         layers, mlps = (dict(enumerate(some)) for some in (cut.layers, cut.mlps))
@@ -298,7 +298,7 @@ class Bench:
 
     @property
     def subject(self) -> Subject:
-        """What the rivals see; measured when the first of them asks."""
+        """The rivals' inputs; measured when first needed."""
         if self._subject is None:
             attentions = self.model.attentions()
             tied = any(hasattr(a, "q_norm") and a.norm_over == "all" for a in attentions)
@@ -382,7 +382,7 @@ def run_comparison(
 
 
 def _report(progress: Progress, done: int, total: int, cell: str) -> Progress:
-    """Progress within a cell, told as progress over all cells."""
+    """Report progress within a cell as progress over all cells."""
 
     def report(what: str, part: int, parts: int) -> None:
         progress(f"comparing ({cell}: {what} {part} of {parts})", done, total)

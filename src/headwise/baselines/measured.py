@@ -1,4 +1,4 @@
-"""What some methods need and no profile has, from one pass over the calibration sequences.
+"""Measurements that some methods need and no profile has, from one pass over the sequences.
 
     moments    3.input     d_model × d_model   second moment of what enters W_Q, W_K and W_V
                3.mixed     width × width       of what enters W_O
@@ -48,10 +48,10 @@ _FIRST: dict[Measure, str] = {  # by which a measure is known to be there
 
 
 def missing_measures(
-    wanted: Collection[Measure], found: Mapping[str, np.ndarray]
+    wanted: Collection[Measure], known: Mapping[str, np.ndarray]
 ) -> tuple[Measure, ...]:
-    """Those that are wanted and not there yet."""
-    return tuple(m for m in MEASURES if m in wanted and _FIRST[m] not in found)
+    """The wanted measures that are not known yet."""
+    return tuple(m for m in MEASURES if m in wanted and _FIRST[m] not in known)
 
 
 @dataclass
@@ -97,7 +97,7 @@ def measurements(
     batch: int = 4,
     progress: Progress = silent,
 ) -> dict[str, np.ndarray]:
-    """What is wanted, sums as means per token; `model` is a causal headwise model."""
+    """The wanted measurements, sums as means per token; `model` is a causal headwise model."""
     sums, rows = _Sums(), list(torch.split(ids, batch))
     backward = "gates" in wanted or "taylor" in wanted
     with ExitStack() as undo:
@@ -110,7 +110,7 @@ def measurements(
             if not bool(torch.isfinite(losses).all()):
                 raise HeadwiseError(
                     "the model's loss on the calibration text must be finite, got NaN or infinity; "
-                    "its weights are broken, or give another text."
+                    "check its weights, or give another text."
                 )
             if backward:
                 losses.sum().backward()

@@ -1,14 +1,14 @@
-"""MoDeGPT (arXiv 2408.09632): each pair of matrices by the decomposition that suits it.
+"""MoDeGPT (arXiv 2408.09632): each pair of matrices has its own decomposition.
 
     MLP            Nyström   neurons of the largest leverage [C·(C + I)⁻¹]_jj; W_down is refitted:
                              W_down·C[:, S]·C[S, S]⁻¹                C: second moment of neurons
     query-key      CR        columns of the largest ‖C^½·W_Q‖ · ‖C^½·W_K‖   C: of what enters them
     value-output   SVD       of C^½·W_V·W_O, truncated
 
-A layer gives up a share ∝ softmax(−s / ε) of its widths, s = 1 − cos(its input, its output): those
-that change least give most. With rotary positions whole planes are chosen, by the norms of their
-two columns; query heads of a group are taken together. The common factor of the shares is the least
-that fits the budget, and no layer gives more than nine tenths.
+A layer loses a share ∝ softmax(−s / ε) of its widths, s = 1 − cos(its input, its output): layers
+that change their input least lose most. With rotary positions whole planes are chosen, by the norms
+of their two columns; the query heads of a group are summed. The common factor of the shares is the
+smallest that fits the budget, and no layer loses more than nine tenths.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def modegpt(subject: Subject, amount: int) -> Cut:
 
     scale = largest_scale(fits, top)
     if scale is None:
-        raise BudgetError(f"{amount} parameters are less than a tenth of every width leaves.")
+        raise BudgetError(f"{amount} parameters are fewer than a tenth of every width needs.")
     plan = plan_at(scale)
     spent = cost(plan)
     layers = tuple(_attention(subject, i, layer) for i, layer in enumerate(plan.layers))

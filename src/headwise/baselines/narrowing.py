@@ -1,14 +1,14 @@
-"""Methods that narrow every head: they differ in how directions are valued and cut away.
+"""Methods that narrow every head: they differ in how directions are ranked and removed.
 
-    magnitude   a structure is as good as the sum of its squared weights; the whole model competes
+    magnitude   a structure is worth the sum of its squared weights; ranked over the whole model
     clover      plain SVD of the products W_O·W_V and W_Qᵀ·W_K of every head group (arXiv
                 2411.17426), uniform widths
     uniform     whitened value directions, planes and scores; every head the same widths
-    energy      the same; the whole model competes for the budget by squared output and score
+    energy      the same; ranked over the whole model by squared output and score
 
-What is one path for all of them: the worths give a plan by the planner's own fit, and every head
-group is narrowed to it. Widths are as fine as they can be (single dimensions, whole planes), so
-that a method comes as near to the budget as it may.
+All of them share one path: the planner's own fit turns the worths into a plan, and every head group
+is narrowed to it. Widths are as fine as possible (single dimensions, whole planes), so that a
+method comes as close to the budget as possible.
 
 With A the output matrices of a group, one upon the other, and B its value matrix, the truncated SVD
 of A·B is A·B·V_r·V_rᵀ: the value matrix is projected on the first right singular vectors of the

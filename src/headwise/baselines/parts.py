@@ -1,4 +1,4 @@
-"""One layer's projections taken apart into head groups, and put together again.
+"""One layer's projections split into head groups, and joined again.
 
 Biases are a last column: the input has a constant 1 appended, so whatever is done to a matrix is
 done to its bias alike. All in float64.
@@ -32,12 +32,12 @@ class Group:
 
     @property
     def stacked_output(self) -> Float[np.ndarray, "outputs vo"]:
-        """The output matrices of the query heads, one upon the other: what one W_V feeds."""
+        """The output matrices of the query heads, stacked: what one W_V feeds."""
         return self.output.reshape(-1, self.output.shape[-1])
 
     @property
     def stacked_query(self) -> Float[np.ndarray, "rows qk"]:
-        """The query matrices, transposed, one upon the other: what one W_K is compared with."""
+        """The query matrices, transposed and stacked: what one W_K is multiplied with."""
         return self.query.swapaxes(1, 2).reshape(-1, self.query.shape[1])
 
 
@@ -53,7 +53,7 @@ class Subject:
 
     @property
     def qk_whole(self) -> bool:
-        """Whether queries and keys are left alone, as behind norms, of which no method speaks."""
+        """Whether queries and keys are not cut, as behind norms, which no method covers."""
         normed = family_of(self.profile.plan.shape.family).norm
         return bool(normed) or self.profile.record.qk_whole
 

@@ -5,28 +5,33 @@ Head pruning by gradients (Michel et al. 2019, arXiv 1905.10650).
     I_h = E_x |∂L(x)/∂ξ_h|        ξ_h: a gate on the output of query head h
     scores are divided by √(Σ I_h²) of their layer, and the lowest heads of the model go
 
-In grouped attention a query head takes its columns of W_O and its rows of W_Q with it; the
-key/value head goes with its last query head. What is left of the budget brings back the best heads
-that fit.
+In grouped attention, removing a query head removes its columns of W_O and its rows of W_Q; the
+key/value head is removed with its last query head. The rest of the budget brings back the best
+heads that fit.
 
-FLAP (arXiv 2312.11983): what fluctuates least goes, and its mean becomes a bias.
+FLAP (arXiv 2312.11983): what fluctuates least is removed, and its mean becomes a bias.
 
-    S_j = Var(x_j) · ‖W[:, j]‖²      x: what enters W_O or W_down
+    S_j = Var(x_j) · ‖W[:, j]‖²      x: what enters W_down
+    S_j = (Var(x_j) · ‖W[:, j]‖²)²   x: what enters W_O
     Ŝ   = (S − mean) / std           over the inputs of one matrix; a head's is its mean
 
-All query heads and neurons of the model are ranked by Ŝ, and the lowest go until the rest fits (a
-head counts by its parameters). The output that the dropped inputs had on average, W·E[x], is added
-as a bias, which is counted where the model had none. In grouped attention a key/value head goes
-with its last query head.
+The second square is not in the paper, but in the program that its figures were made with
+(`prune_flap` of CASIA-IVA-Lab/FLAP).
 
-LLM-Pruner (arXiv 2305.11627): coupled structures of the least first-order Taylor sum go.
+All query heads and neurons of the model are ranked by Ŝ, and the lowest are removed until the rest
+fits (a head counts by its parameters). The mean output of the dropped inputs, W·E[x], is added
+as a bias, which is counted where the model had none. In grouped attention a key/value head is
+removed with its last query head.
 
-    I = Σ |w · ∂loss/∂w|      over all weights that go together: a head group, a neuron
+LLM-Pruner (arXiv 2305.11627): removes the coupled structures with the smallest first-order Taylor
+sum.
 
-As its scripts for Llama do: block-wise, in every layer the same share, the first eighth and the
-last sixteenth of the layers left alone. Where keys and values are shared, a group is one key/value
-head with all its query heads, so the share of few groups that goes is rounded down to whole ones.
-Where the next whole group would overshoot the budget, it stays and more neurons go.
+    I = Σ |w · ∂loss/∂w|      over the weights of a structure: a head group, a neuron
+
+As in its scripts for Llama: block-wise, the same share in every layer, the first eighth and the
+last sixteenth of the layers not cut. Where keys and values are shared, a group is one key/value
+head with all its query heads, so the number of removed groups is rounded down.
+Where the next whole group would overshoot the budget, it is kept and more neurons are removed.
 """
 
 from __future__ import annotations
@@ -59,7 +64,7 @@ Alive = list[Bool[np.ndarray, " _"]]  # heads or neurons of every layer
 
 
 def head_pruning(subject: Subject, amount: int) -> Cut:
-    """The query heads of the least gradient removed until the rest fits."""
+    """Remove the query heads with the smallest gradients until the rest fits."""
     plan = subject.profile.plan
     scores = [head_scores(subject.measured[f"{i}.gates"]) for i in range(len(plan.layers))]
     alive = kept_heads(subject, scores, amount)
@@ -84,7 +89,7 @@ def head_scores(gates: Float[np.ndarray, "sequences heads"]) -> Float[np.ndarray
 def kept_heads(
     subject: Subject, scores: list[Float[np.ndarray, " heads"]], amount: int
 ) -> list[Bool[np.ndarray, " heads"]]:
-    """Which query heads stay: the lowest go first, then the best that still fit come back."""
+    """The query heads to keep: remove the lowest first, then bring back the best that fit."""
     layers = subject.profile.plan.layers
     alive = [np.ones(len(s), dtype=bool) for s in scores]
     costs = [layer_params(subject, i, a) for i, a in enumerate(alive)]
@@ -98,8 +103,8 @@ def kept_heads(
         gone.append((i, h))
     if sum(costs) > amount:
         raise BudgetError(
-            f"without any head {sum(costs)} attention parameters are left in {len(layers)} layers, "
-            f"more than {amount}."
+            f"even without heads {len(layers)} layers have {sum(costs)} attention parameters, more "
+            f"than {amount}."
         )
     for i, h in reversed(gone):
         alive[i][h] = True
@@ -134,12 +139,12 @@ def _counted(subject: Subject, alive: Alive) -> int:
 
 
 def _gated(group: Group, alive: Bool[np.ndarray, " queries"]) -> Group:
-    """A head whose output is not read is as good as gone."""
+    """The group with the outputs of removed heads set to zero."""
     return replace(group, output=group.output * alive[:, None, None])
 
 
 def flap(subject: Subject, amount: int) -> Cut:
-    """The heads and neurons that fluctuate least removed, until the blocks fit."""
+    """Remove the heads and neurons that fluctuate least until the blocks fit."""
     heads, neurons = kept_units(subject, amount)
     layers, mlps = [], []
     for i, (attention, mlp) in enumerate(zip(subject.dense, subject.mlps, strict=True)):
@@ -166,15 +171,15 @@ def scores(subject: Subject) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The standardised fluctuation of every query head and of every neuron, layer by layer."""
     heads, neurons = [], []
     for i, (attention, mlp) in enumerate(zip(subject.dense, subject.mlps, strict=True)):
-        columns = _standardised(_fluctuation(subject, f"{i}.mixed", attention["output"]))
+        columns = np.square(_fluctuation(subject, f"{i}.mixed", attention["output"]))
         ends = np.cumsum(_widths(subject, i))[:-1]
-        heads.append(np.array([part.mean() for part in np.split(columns, ends)]))
+        heads.append(np.array([part.mean() for part in np.split(_standardised(columns), ends)]))
         neurons.append(_standardised(_fluctuation(subject, f"{i}.neurons", mlp["down"])))
     return heads, neurons
 
 
 def kept_units(subject: Subject, amount: int) -> tuple[Alive, Alive]:
-    """Which query heads and neurons stay: the lowest go, then the best that still fit return."""
+    """The heads and neurons to keep: remove the lowest, then bring back the best that fit."""
     by_head, by_neuron = scores(subject)
     heads = [np.ones(len(s), dtype=bool) for s in by_head]
     neurons = [np.ones(len(s), dtype=bool) for s in by_neuron]
@@ -248,14 +253,14 @@ def _lost_mean(
 
 
 def llm_pruner(subject: Subject, amount: int) -> Cut:
-    """The least head groups and neurons removed, the same share in every layer that is cut."""
+    """Remove the lowest head groups and neurons, the same share in every layer that is cut."""
 
     def spent(heads: float, neurons: float) -> int:
         return sum(sum(counted(subject, i, heads, neurons)) for i in range(len(subject.dense)))
 
     share = largest_scale(lambda s: spent(s, s) <= amount, 1.0)
     if share is None:
-        raise BudgetError(f"{amount} parameters are less than the layers left alone have.")
+        raise BudgetError(f"{amount} parameters are fewer than the layers that stay whole have.")
     heads = min(1.0, share + 1e-6)  # on the near side of a whole group
     neurons = largest_scale(lambda s: spent(heads, s) <= amount, 1.0)
     if neurons is None:

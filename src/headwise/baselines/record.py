@@ -1,11 +1,11 @@
-"""compare.json: the methods at every budget, counted and measured alike.
+"""compare.json: the methods at every budget, counted and measured in the same way.
 
 ComparisonRecord ─┬─ texts     what was measured on, and the dense model's figures there
                   ├─ methods   what every method does, and where it is from
                   └─ cells     one method at one budget: counted parameters and scores,
                                or the problem why it could not be reached
 
-What is compared, and how, is here too; free of torch, for the command line's help.
+The methods and the settings are here too, without torch, for the command line's help.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ METHODS: dict[str, Method] = {
     "svd-llm": Method(
         "each projection on its own: whitened by the second moment of its input, truncated to two "
         "factors, the same share of every matrix",
-        "arXiv 2403.07378, truncation-aware whitening without its later fine-tuning",
+        "arXiv 2403.07378, truncation-aware whitening, as it advises where up to 30% go; no "
+        "closed-form update, no fine-tuning",
     ),
     "clover": Method(
         "plain SVD of the products W_V·W_O and W_Q·W_K of every head group, uniform widths, no "
@@ -83,32 +84,34 @@ METHODS: dict[str, Method] = {
         "arXiv 2411.17426, pruning without its fine-tuning",
     ),
     "magnitude": Method(
-        "rotary planes, query-key columns and value dimensions of the largest squared weights in "
-        "the whole model, no data",
+        "keeps the rotary planes, query-key columns and value dimensions with the largest squared "
+        "weights in the whole model, no data",
         "structured magnitude pruning",
     ),
     "energy": Method(
-        "rotary planes and whitened directions of the largest measured energy in the whole model",
+        "keeps the rotary planes and whitened directions with the largest measured energy in the "
+        "whole model",
         "the energy policy of `headwise plan fit`, directions by energy too",
     ),
     "head-pruning": Method(
-        "whole query heads of the least |∂loss/∂gate|, scores normalised per layer; a key/value "
-        "head goes with its last query head",
-        "arXiv 1905.10650, in one step",
+        "removes the query heads with the smallest |∂loss/∂gate|, normalised per layer; a "
+        "key/value head is removed with its last query head",
+        "arXiv 1905.10650, one-shot",
     ),
     "uniform": Method(
-        "rotary planes and whitened directions of the largest measured energy in each head, "
-        "uniform widths",
+        "keeps the rotary planes and whitened directions with the largest measured energy in each "
+        "head, uniform widths",
         "whitened truncation without sensitivity",
     ),
     "flap": Method(
-        "query heads and neurons of the least fluctuation (variance of what enters W_O and W_down, "
-        "times squared weights), standardised per layer; means of what goes become biases",
-        "arXiv 2312.11983, structure AL-AM, metric WIFV",
+        "removes the query heads and neurons with the smallest fluctuation (variance of the inputs "
+        "of W_O and W_down, times squared weights; that of heads squared once more), standardised "
+        "per layer; the means of what is removed become biases",
+        "arXiv 2312.11983, structure AL-AM, metric WIFV, as its program computes them",
     ),
     "llm-pruner": Method(
-        "head groups and neurons of the least Σ|w · ∂loss/∂w|, the same share of every layer but "
-        "the first eighth and the last sixteenth",
+        "removes the head groups and neurons with the smallest Σ|w · ∂loss/∂w|, the same share of "
+        "every layer but the first eighth and the last sixteenth",
         "arXiv 2305.11627, block-wise first-order Taylor groups without its fine-tuning",
     ),
     "modegpt": Method(
@@ -125,8 +128,7 @@ METHODS: dict[str, Method] = {
         "`headwise compress` with its default settings",
     ),
     RECOVERED: Method(
-        "the same widths and directions, folded, then what was cut trained on the dense model's "
-        "predictions",
+        "the same widths and directions, folded, then trained on the dense model's predictions",
         "`headwise compress --recover`",
     ),
 }
@@ -140,7 +142,7 @@ COMPARED: dict[Counts, tuple[str, ...]] = {  # under each kind of budget
 
 
 def described(name: str) -> Method:
-    """What a method does; ours with the widths of a policy is told by its name."""
+    """The description of a method; that of a policy of ours is made from its name."""
     if name in METHODS:
         return METHODS[name]
     own = METHODS[RECOVERED if is_recovered(name) else OURS]

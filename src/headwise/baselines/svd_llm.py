@@ -3,8 +3,8 @@
     y = W·x,  S = E[x·xᵀ] = L·Lᵀ          minimise ‖(W − W')·L‖² over rank r
 
 The truncated SVD of W·L, times L⁻¹, is U_r·(U_rᵀ·W), with U_r the first eigenvectors of W·S·Wᵀ: two
-factors that hold r·(m + n) numbers, and no inverse. As published, every matrix has the same share
-of its parameters, so r = share·m·n/(m + n). Heads play no part, biases are kept.
+factors that hold r·(m + n) numbers, and no inverse. As published, every matrix keeps the same share
+of its parameters, so r = share·m·n/(m + n). Heads are ignored, biases are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def svd_llm(subject: Subject, amount: int, *, blocks: bool = False) -> Cut:
     biases = sum(p.bias.numel() for p in projections if p.bias is not None)
     share = largest_scale(lambda s: biases + sum(kept(x, s) for x in shapes) <= amount, 1.0)
     if share is None or any(_rank(x, share) == 0 for x in shapes):
-        raise BudgetError(f"{amount} parameters leave some projection without a rank.")
+        raise BudgetError(f"{amount} parameters leave some projection with rank 0.")
     layers, narrow = (
         tuple(_truncated(subject, i, layer, share) for i, layer in enumerate(some))
         for some in (subject.dense, mlps)

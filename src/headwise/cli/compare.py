@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @options_command(CompareRecipe, out="The comparison's folder.")
 def compare(recipe: CompareRecipe, common: Common) -> None:
-    """Cut a model by every method to the same counted budgets, and measure them alike.
+    """Cut a model by every method to the same counted budgets, and measure them in the same way.
 
-    Finished cells stay: run the same command again to resume after a kill, or add more --methods
+    Finished cells are kept: run the same command again to resume after a kill, or add --methods
     or budgets later. With --params whole models are compared, heads and MLPs.
 
     Example: headwise compare ./model --attn-params 75%,50% --text notes.txt -o compared

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import headwise as hw
 from headwise.cli import plan as plan_cli
 from headwise.cli import verify as verify_cli
-from headwise.cli.console import quiet_transformers, say, show, shown, table
+from headwise.cli.console import quiet_transformers, say, show, stderr_progress, table
 from headwise.cli.options import Common, options_command
 from headwise.devices import chosen_device
 from headwise.profiling.worth import layer_summaries
@@ -30,7 +30,7 @@ DEMO_FOLDER = Path("headwise-demo")
 def compress(recipe: CompressRecipe, common: Common) -> None:
     """Cut a trained model down to a budget: profile, plan, cut, recover, verify.
 
-    Run the same command again to resume after a kill. --effort says how much work is done.
+    Run the same command again to resume after a kill. --effort sets the amount of work.
 
     Example: headwise compress builtin:smollm2 --attn-params 75% --text notes.txt -o smaller
     """
@@ -64,7 +64,7 @@ def profile(recipe: ProfileRecipe, common: Common) -> None:
     quiet_transformers()
     processes = _processes(recipe.device)
     how: dict[str, Any] = {"out": common.out, "force": common.force, "processes": processes}
-    with shown() as progress:
+    with stderr_progress() as progress:
         made = hw.profile(**recipe.stated, **how, progress=progress)
     if processes is not None:
         processes.end_training()
@@ -85,10 +85,10 @@ def demo(_: CommandOptions, common: Common) -> None:
     Example: headwise demo
     """
     out, share = common.out or DEMO_FOLDER, DEMO["kv_bytes"]
-    say(f"SmolLM2-135M-Instruct, calibrated on builtin:python, to {share} of its key-value cache.")
+    say(f"Cutting SmolLM2-135M-Instruct to {share} of its key-value cache.")
     recipe = CompressRecipe.of(model="builtin:smollm2", text="builtin:python", **DEMO)
     compress.act(recipe, replace(common, out=out))  # type: ignore[attr-defined]
-    say(f"Look at it: open {out / 'report.html'} in a browser.")
+    say(f"See the report: open {out / 'report.html'} in a browser.")
     say(f"Try it: headwise generate {out} --prompt 'The capital of France is'")
 
 

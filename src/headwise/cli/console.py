@@ -1,6 +1,6 @@
-"""How every verb speaks: results on stdout, messages on stderr, errors as one sentence.
+"""Output of all commands: results on stdout, messages on stderr, errors as one sentence.
 
-Of several processes (torchrun), only the first one speaks.
+Of several processes (torchrun), only the first one prints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVERY_SECONDS = 20.0  # between plain lines of progress
 
 
 def is_first() -> bool:
-    """Whether this is the process that speaks; torchrun starts several."""
+    """Whether this is the process that prints; torchrun starts several."""
     return os.environ.get("RANK", "0") == "0" or not os.environ["RANK"].isdecimal()
 
 
@@ -51,7 +51,7 @@ def say(message: str) -> None:
 
 
 def show(document: dict[str, Any], *, as_json: bool, render: RenderableType | str) -> None:
-    """Print the result: one JSON document, or what people read."""
+    """Print the result: one JSON document, or text for people."""
     if not is_first():
         return
     if as_json:
@@ -77,7 +77,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def _cleaned(render: RenderableType | str) -> RenderableType:
-    """What is shown, with nothing in it that a terminal would obey instead of show."""
+    """The output without control characters that a terminal would execute."""
     from rich.console import ConsoleOptions, RenderResult
     from rich.segment import Segment
 
@@ -104,8 +104,8 @@ def draw(
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[Progress]:
-    """Show progress on stderr: a bar on a terminal, otherwise a line now and then."""
+def stderr_progress() -> Iterator[Progress]:
+    """Show progress on stderr: a bar on a terminal, otherwise an occasional line."""
     if not is_first():
         yield silent
         return
@@ -149,7 +149,7 @@ def shown() -> Iterator[Progress]:
 
 
 def quiet_transformers() -> None:
-    """No bars and no advice from transformers; its errors are still raised."""
+    """Turn off progress bars and advice from transformers; errors are still raised."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

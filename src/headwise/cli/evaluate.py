@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @options_command(EvaluateRecipe, out="Also write the JSON document here.", required=False)
 def evaluate(recipe: EvaluateRecipe, common: Common) -> None:
-    """Score texts: nats per token, perplexity, bits per byte; an encoder, nats per masked token.
+    """Score texts: nats per token, perplexity, bits per byte; for encoders nats per masked token.
 
     Example: headwise eval ./model --text notes.txt
     """

@@ -14,9 +14,9 @@ MISSED = 1  # the exit code when the export was written, but is not the same mod
 
 @options_command(ExportRecipe, out="A file for gguf, a folder otherwise.")
 def export(recipe: ExportRecipe, common: Common) -> None:
-    """Write a model as another engine loads it, and measure its parity in that engine.
+    """Export a model for another engine, and measure parity in that engine.
 
-    Exit code 1 says that the exported model differs from ours by more than rounding. Run the same
+    Exit code 1 means that the exported model differs from ours by more than rounding. Run the same
     command again to resume after a kill. `headwise plan show` says which targets a plan fits.
 
     Example: headwise export smaller --to gguf --quantize Q8_0 -o smaller.gguf

@@ -22,11 +22,13 @@ from headwise.errors import (
     HeadwiseError,
     StoppedError,
     did_you_mean,
+    is_out_of_memory,
     printable,
     quoted,
+    reason_of,
     shortened,
 )
-from headwise.recipe import FOLDERS, RunOptions, read_recipe
+from headwise.recipe import RunOptions, check_folder, read_recipe
 
 # The module of each command, and its function or its group there.
 COMMANDS = {
@@ -106,17 +108,16 @@ def _root(
 
 
 @options_command(RunOptions, out="The output folder or file.", argument="recipe", required=False)
-def run(asked: RunOptions, common: Common) -> None:
+def run(options: RunOptions, common: Common) -> None:
     """Run a recipe: the options of a command in a file.
 
     Every output folder holds the recipe.yaml that made it.
 
     Example: headwise run smaller/recipe.yaml -o again
     """
-    found = read_recipe(Path(asked.recipe), replacing=common.out if common.force else None)
+    found = read_recipe(Path(options.recipe), replacing=common.out if common.force else None)
     module, name = {**COMMANDS, **PLANS}[found.verb]
-    if common.out is None and found.verb in FOLDERS:
-        raise HeadwiseError(f"{found.verb} needs an output folder; give one with -o.")
+    check_folder(found, common.out)
     command = getattr(importlib.import_module(module), name)
     command.act(found, common)
 
@@ -138,12 +139,20 @@ def main() -> None:
         _fail("Aborted.", 130)
     except OSError as error:  # a place that cannot be read or written
         where = f" ({quoted(str(error.filename))})" if error.filename else ""
-        _fail(f"{error.strerror or error}{where}; check the path and the space left.", 2)
+        _fail(f"{error.strerror or error}{where}; check the path and the free space.", 2)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _fail(
+            f"this needs more memory than there is ({reason_of(error)}); ask for less at once "
+            "(shorter windows, smaller batches, a smaller model), or give the process more.",
+            2,
+        )
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def _prepare_streams() -> None:
-    """Make both streams writable: a closed one (`>&-`) leads nowhere; what it lacks becomes `?`."""
+    """Make both streams writable: a closed one (`>&-`) discards; unencodable text becomes `?`."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # else the first file that is written would take the place of a closed stream
     os.close(opened)

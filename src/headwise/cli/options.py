@@ -1,10 +1,10 @@
-"""Commands made from their options: those of a verb are the fields of its recipe.
+"""Commands generated from their options, which are the fields of a recipe.
 
     @options_command(ProfileRecipe, out="The profile's folder.")
     def profile(recipe, common): …          ──►   headwise profile MODEL --text … -o …
 
 Names, defaults, help and checks are those of `headwise.recipe`, so the command line, Python and
-recipe.yaml cannot drift apart. A wrong value is reported with the option's name.
+recipe.yaml always agree. An invalid value is reported with the option's name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 import headwise as hw
-from headwise.cli.console import command_line, quiet_transformers, shown
+from headwise.cli.console import command_line, quiet_transformers, stderr_progress
 from headwise.errors import BudgetError, HeadwiseError
 from headwise.plan import RESOURCES, Limit
 from headwise.recipe import CommandOptions, Numbers, Recipe, flag
@@ -38,7 +38,7 @@ PlotFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What these commands also take; `extra` are options of one command alone."""
+    """The common options of commands; `extra` are the options of a single command."""
 
     out: Path | None
     force: bool
@@ -46,10 +46,10 @@ class Common:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, recipe: Recipe) -> Any:
-        """Do what a recipe says, with its progress on stderr."""
+        """Run a recipe, with its progress on stderr."""
         quiet_transformers()
         how: dict[str, Any] = {"out": self.out, "force": self.force, "command": command_line()}
-        with shown() as progress:
+        with stderr_progress() as progress:
             return hw.run(recipe, progress=progress, **how)
 
 
@@ -64,10 +64,10 @@ def options_command(
 ) -> Callable[[Callable[[Any, Common], None]], Callable[..., None]]:
     """Make a typer command of a function that takes options of this kind.
 
-    `out` is the help of --out, which may be left out if it is not `required` (None: the command
-    has none); `argument` names the options that are written without their names; `force` says
-    whether there is a --force (None: if there is an --out); `extra` are annotations of further
-    options, whose default is None or False.
+    `out` is the help of --out, which is optional if it is not `required` (None: the command
+    has none); `argument` names the positional options; `force` says whether there is a --force
+    (None: if there is an --out); `extra` are annotations of further options, whose default is
+    None or False.
     """
 
     positional = (argument,) if isinstance(argument, str) else argument or ()

@@ -60,19 +60,19 @@ def new(recipe: NewPlanRecipe, common: Common) -> None:
 @app.command()
 @options_command(DesignRecipe, out="Write the plan here.", argument=None, required=True)
 def design(recipe: DesignRecipe, common: Common) -> None:
-    """Design a plan by small proxies trained on your text at your context, in minutes.
+    """Design a plan with small proxies trained on your text at your context, in minutes.
 
     Run the same command again to resume after a kill; the proxies are kept in --proxy.
 
     Example: headwise plan design --layers 12 --d-model 768 --heads 12 --context 256
     --attn-params 60% --text notes.txt -o plan.json
     """
-    from headwise.cli.console import quiet_transformers, shown
+    from headwise.cli.console import quiet_transformers, stderr_progress
     from headwise.designing import design as design_plan
 
     quiet_transformers()
     assert common.out is not None
-    with shown() as progress:
+    with stderr_progress() as progress:
         made = design_plan(
             out=common.out,
             force=common.force,
@@ -93,25 +93,27 @@ def _show(plan: Plan, common: Common, counted: dict[str, Any], **more: Any) -> N
 
 @app.command(name="show")
 @options_command(PlanOptions, argument="plan", force=True, plot=PlotFile)
-def show_plan(asked: PlanOptions, common: Common) -> None:
+def show_plan(options: PlanOptions, common: Common) -> None:
     """Show the layers as a table with bars, and the costs.
 
     Example: headwise plan show plan.json --plot plan.svg
     """
-    plan, plot = read_plan(asked.plan), common.extra["plot"]
+    plan, plot = read_plan(options.plan), common.extra["plot"]
     if plot:
-        draw(plot, lambda charts: charts.plan_chart(plan), force=common.force, inputs=[asked.plan])
+        draw(
+            plot, lambda charts: charts.plan_chart(plan), force=common.force, inputs=[options.plan]
+        )
     show(_document(plan, costs(plan)), as_json=common.as_json, render=picture(plan))
 
 
 @app.command()
 @options_command(CostOptions, argument="plan")
-def cost(asked: CostOptions, common: Common) -> None:
-    """Count what a plan costs, beside its uniform dense model.
+def cost(options: CostOptions, common: Common) -> None:
+    """Count what a plan costs, next to its uniform dense model.
 
     Example: headwise plan cost plan.json --context 4096 --batch 16
     """
-    document = costs(read_plan(asked.plan), asked.context, asked.batch)
+    document = costs(read_plan(options.plan), options.context, options.batch)
     show(document, as_json=common.as_json, render=_cost_table(document))
 
 
@@ -167,7 +169,7 @@ def _runs_in(plan: Plan) -> RenderableType:
         (f"{one.target} ({one.engine})", "yes" if one.yes else "no", one.how or one.why_not)
         for one in runs_in(plan)
     ]
-    return table("Runs in", ("target", "runs", "how, or why not"), rows)
+    return table("Runs in", ("target", "runs", "details"), rows)
 
 
 def _document(plan: Plan, counted: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -231,8 +233,8 @@ def fit(recipe: FitRecipe, common: Common) -> None:
     if pareto is not None:
         if common.out is not None or recipe.max_loss is not None:
             raise BudgetError(
-                "--pareto prints a table over budgets and makes no plan, so it goes with neither "
-                "--out nor --max-loss; leave one of them out."
+                "--pareto prints a table and makes no plan, so it cannot be combined with --out or "
+                "--max-loss; leave one of them out."
             )
         _show_sweep(sweep_recipe(recipe.profile, recipe, pareto), as_json=common.as_json)
         return

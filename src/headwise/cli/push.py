@@ -11,13 +11,13 @@ from headwise.recipe import PushOptions
 
 
 @options_command(PushOptions, argument=("folder", "repo"))
-def push(asked: PushOptions, common: Common) -> None:
+def push(options: PushOptions, common: Common) -> None:
     """Upload a model with its card and recipe to the Hugging Face hub.
 
     No other command uploads anything. Log in first: hf auth login.
 
     Example: headwise push smaller my-name/smaller
     """
-    made = hw.push(asked.folder, asked.repo, private=asked.private)
+    made = hw.push(options.folder, options.repo, private=options.private)
     done = f"Pushed {len(made.files)} files to {made.url}."
     show(asdict(made), as_json=common.as_json, render=done)

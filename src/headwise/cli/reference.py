@@ -36,15 +36,15 @@ This page is written from the code by `make docs`; do not edit it by hand. `impo
 loads nothing heavy; a verb loads what it needs when it is called. Errors that a user can cause are
 `hw.HeadwiseError`, with one sentence that says what was expected, what was given and what to do.
 
-`progress` is called with what is being done, how much of it is done, and how much there is in total
-(0 of 0: a message). The library itself prints nothing.
+`progress` is called with the name of the step, the amount done and the total (0 of 0: a message).
+The library itself prints nothing.
 """
 # The verbs whose further options are the fields of a recipe.
 _VERBS = (
     *("compress", "profile", "fit", "sweep", "cut", "recover", "verify", "compare", "export"),
     *("new_plan", "design", "train", "evaluate", "generate", "run"),
 )
-_OTHERS = ("report", "load", "open_source")
+_OTHERS = ("report", "load", "open_source", "runs_in", "push")
 
 
 def commands(app: typer.Typer) -> dict[str, Any]:
@@ -163,6 +163,7 @@ def _docstring(found: Any) -> str:
     for line in text.splitlines():
         (example if line.startswith((">>>", "...")) else said).append(line)
     shown = "\n".join(line[4:] for line in example).replace("as hw\n", "as hw\n\n")
+    shown = shown.replace("  # doctest: +SKIP", "")
     block = ["```python", shown, "```", ""] if example else []
     return "\n".join([*said, "", *block]) if not example else "\n".join([*said, *block])
 

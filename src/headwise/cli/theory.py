@@ -33,13 +33,13 @@ app = typer.Typer(
 
 @app.command()
 @options_command(BoundOptions, argument=None, force=True, plot=PlotFile)
-def bound(asked: BoundOptions, common: Common) -> None:
+def bound(options: BoundOptions, common: Common) -> None:
     """The error bound of arXiv 2510.03784 along a list of head counts.
 
     Example: headwise theory bound --width 128 --token-dim 16 --heads 1-80 --plot bound.svg
     """
-    width, counts = asked.width, _counts(asked.heads)
-    curve = bound_curve(width, _tokens(asked), counts, lags=asked.lags, kernel=asked.kernel)
+    width, counts = options.width, _counts(options.heads)
+    curve = bound_curve(width, _tokens(options), counts, lags=options.lags, kernel=options.kernel)
     vacuous = [value >= curve.zero_error for value in curve.bound]
     document = {
         "heads": list(curve.heads),
@@ -69,12 +69,12 @@ def bound(asked: BoundOptions, common: Common) -> None:
 
 @app.command()
 @options_command(AllocateOptions, argument=None)
-def allocate(asked: AllocateOptions, common: Common) -> None:
+def allocate(options: AllocateOptions, common: Common) -> None:
     """The heads that minimise the error bound exactly, spending at most --width.
 
     Example: headwise theory allocate --width 256 --token-dim 8 --kernel 1,1,1,1
     """
-    best = best_allocation(asked.width, _tokens(asked), asked.kernel)
+    best = best_allocation(options.width, _tokens(options), options.kernel)
     document = {
         "lags": best.lags,
         "groups": [{"lag": g.lag, "heads": g.heads, "head_dim": g.head_dim} for g in best.groups],
@@ -88,7 +88,7 @@ def allocate(asked: AllocateOptions, common: Common) -> None:
     worth = "vacuous (no better than predicting zero)" if best.vacuous else "below predicting zero"
     title = (
         f"Bound {best.bound:.4f}, {worth} ({best.zero_error:g}); {corner}; "
-        f"{asked.width - best.slack} of {asked.width} spent"
+        f"{options.width - best.slack} of {options.width} spent"
     )
     rows = [(str(g.lag), str(g.heads), str(g.head_dim)) for g in best.groups]
     columns = (">lag", ">heads", ">head width")
@@ -97,16 +97,21 @@ def allocate(asked: AllocateOptions, common: Common) -> None:
 
 @app.command()
 @options_command(AdviseOptions, argument=None)
-def advise(asked: AdviseOptions, common: Common) -> None:
+def advise(options: AdviseOptions, common: Common) -> None:
     """Four views on one configuration, the failure signs it shows, and what to change.
 
     Example: headwise theory advise --d-model 4096 --heads 32 --head-dim 128 --context 8192
     """
-    d_model, heads, head_dim, context = asked.d_model, asked.heads, asked.head_dim, asked.context
-    views = views_on(d_model, heads, head_dim, context, eps=asked.eps)
-    measured = None if asked.fitted is None else read_plan(asked.fitted)
-    if asked.plan is not None:
-        own = read_plan(asked.plan)
+    d_model, heads, head_dim, context = (
+        options.d_model,
+        options.heads,
+        options.head_dim,
+        options.context,
+    )
+    views = views_on(d_model, heads, head_dim, context, eps=options.eps)
+    measured = None if options.fitted is None else read_plan(options.fitted)
+    if options.plan is not None:
+        own = read_plan(options.plan)
     else:
         n_layers = 1 if measured is None else len(measured.layers)
         shape = new_shape(
@@ -148,11 +153,11 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _tokens(asked: TokenOptions) -> int | Spectrum:
+def _tokens(options: TokenOptions) -> int | Spectrum:
     """White tokens of a width, or the measured spectrum of a file; exactly one is given."""
-    if asked.token_dim is not None and asked.vectors is None:
-        return asked.token_dim
-    if asked.vectors is not None and asked.token_dim is None:
-        return token_spectrum(read_vectors(Path(asked.vectors)))
-    came = "neither" if asked.vectors is None else "both"
+    if options.token_dim is not None and options.vectors is None:
+        return options.token_dim
+    if options.vectors is not None and options.token_dim is None:
+        return token_spectrum(read_vectors(Path(options.vectors)))
+    came = "neither" if options.vectors is None else "both"
     raise HeadwiseError(f"One of --token-dim and --vectors is needed, got {came}; give one.")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import headwise as hw
-from headwise.cli.console import command_line, quiet_transformers, say, show, shown
+from headwise.cli.console import command_line, quiet_transformers, say, show, stderr_progress
 from headwise.cli.options import Common, options_command
 from headwise.recipe import TrainRecipe
 
@@ -28,7 +28,7 @@ def train(recipe: TrainRecipe, common: Common) -> None:
     """
     assert common.out is not None
     quiet_transformers()
-    with shown() as progress:
+    with stderr_progress() as progress:
         result = hw.train(
             **recipe.stated,
             out=common.out,

@@ -59,7 +59,7 @@ def verification_table(found: Verification) -> RenderableType:
         rows.append((f"{point.title}, tokens/s", *rates, _times(point.ratio)))
         if point.same_code is not None:
             alike = _times(point.same_code_ratio)
-            rows.append(("  dense with the same code", _rate(point.same_code), "", alike))
+            rows.append(("  dense in the same code", _rate(point.same_code), "", alike))
         if point.peak is not None:
             peaks = (_gib(point.peak.dense), _gib(point.peak.cut))
             share = f"{point.peak.cut / point.peak.dense:.2%}"
@@ -95,7 +95,7 @@ def _quality_rows(text: Quality) -> list[tuple[str, str, str, str]]:
         ]
     rows = [
         (f"cosine, {where}", "1", _number(text.cosine), ""),
-        (f"least cosine, {where}", "1", _number(text.least_cosine), ""),
+        (f"lowest cosine, {where}", "1", _number(text.least_cosine), ""),
     ]
     if isinstance(text, ImageQuality) and text.top_agreement is not None:
         rows.append(("  top class agrees", "", f"{text.top_agreement:.2%}", ""))

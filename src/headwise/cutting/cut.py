@@ -1,4 +1,4 @@
-"""One layer cut to a plan: directions and neurons kept, everything folded, no extra product.
+"""One layer cut to a plan: directions and neurons are kept and folded, with no extra product.
 
     values    z ≈ z·E·D        W_V ← Eᵀ·W_V      W_O ← W_O·Dᵀ        (E, D: kept columns, kept rows)
     scores    planes kept as they are; position-free columns q·E_q, k·E_k
@@ -6,8 +6,9 @@
 One W_V serves all query heads of a group, so they share E and D. The dropped part of z has a mean;
 where the layer has an output bias, that mean moves into it, which treats value biases exactly
 (the rows of an attention matrix sum to 1). A head group that the plan drops leaves just that mean.
-An MLP keeps its most sensitive neurons; the mean of the others goes into its output bias, too.
-Groups stand in the plan's order. Computed in float64; what is kept whole is not changed.
+An MLP keeps its most sensitive neurons; the mean of the others also goes into its output bias.
+One that always fires with a kept one may be added to it (`merging.py`).
+Groups are in the plan's order. Computed in float64; what is not cut does not change.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from headwise.cutting.merging import Merging
 from headwise.models.attention_headwise import SIDES
 from headwise.models.backbones_headwise import Projection, Projections
 from headwise.models.slicing import kept_neurons as narrow_mlp
@@ -66,17 +68,30 @@ def cut_projections(profile: Profile, plan: Plan, layer: int, stock: Projections
     return Projections({side: p.to(stock[side].weight.dtype) for side, p in sides.items()})
 
 
-def cut_mlp(profile: Profile, plan: Plan, layer: int, stock: Projections) -> Projections:
-    """The projections of one layer's MLP with the neurons that `plan` keeps."""
-    kept = kept_neurons(profile, plan, layer)
+def cut_mlp(
+    profile: Profile, plan: Plan, layer: int, stock: Projections, merging: Merging | None = None
+) -> Projections:
+    """The projections of one layer's MLP with the neurons that `plan` keeps.
+
+    A `merging` says which instead, and for which others they stand.
+    """
+    made_of = merging or Merging(tuple(kept_neurons(profile, plan, layer)))
+    kept, merged, into = list(made_of.kept), list(made_of.merged), list(made_of.into)
     made = narrow_mlp(stock, kept)
-    down = stock["down"]
-    if down.bias is None or len(kept) == down.weight.shape[1]:
-        return made
-    mean = torch.from_numpy(profile.get(layer, "ffn_mean"))
-    mean[list(kept)] = 0.0
-    bias = down.bias.double() + down.weight.double() @ mean
-    return made.replaced(down=Projection(made["down"].weight, bias.to(down.bias.dtype)))
+    down, W = stock["down"], stock["down"].weight.double()
+    factor = torch.tensor(made_of.factor, dtype=torch.float64)
+    weight = made["down"].weight
+    if merged:
+        added = W[:, merged] * factor
+        weight = weight.double().index_add(1, torch.tensor(into), added).to(weight.dtype)
+    bias = down.bias
+    if bias is not None and len(kept) < W.shape[1]:
+        lost = torch.from_numpy(profile.get(layer, "ffn_mean"))
+        means = lost[kept]
+        lost[kept] = 0.0
+        lost[merged] -= factor * means[into]
+        bias = (bias.double() + W @ lost).to(bias.dtype)
+    return made.replaced(down=Projection(weight, bias))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,25 @@
-"""A cut layer fitted to what the dense model has after this layer.
+"""A cut layer fitted to the dense model's state after this layer.
 
-The task: the text as it arrives at the layer, and how near a candidate comes to the target.
+The task: the inputs of the layer, and the error of a candidate against the target.
 
     cut layers before ───► h ─► the cut layer ───►  ≈ H
     dense layers before ─► h ─► the dense layer ─►  H     the target
 
-Some batches are held aside: whatever has to be chosen is chosen by the error on them.
+Some batches are held aside; all choices are made by the error on them.
 
 The fit:
 
     cut layers before ─► h ─┬─ q, k, v, o of the kept directions ─ + ─ MLP ─ + ─►  ≈ H
     dense layers before ─► the dense layer ────────────────────────────────────►   H
 
-The ridge regression of W_O is exact but can only mix what the kept directions carry, and repeats
-what the dense attention did. Moving all four projections a little also mends the attention pattern
-and what the values read; and aiming behind the MLP, at the dense model's own states, also takes
-back part of what the layers before have lost.
+The ridge regression of W_O is exact but can only combine the kept directions to reproduce
+the dense attention. Training all four projections also repairs the attention pattern and what the
+values read. With the dense model's state after the MLP as the target, it also corrects part of the
+error of earlier layers.
 
-Only this layer is run, never the layers after it. What is changed is its attention, and its MLP if
-that was cut: both together, as one block. An MLP that is whole stays as it was. A fit that does not
-lower the error on the batches held aside is thrown away.
+Only this layer is run, never later layers. Its attention is trained, and its MLP if that was cut:
+both together, as one block. A whole MLP does not change. A fit that does not lower the error on the
+batches held aside is discarded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from headwise.training.settings import TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class LayerBatches:
-    """For every batch: what enters the cut and the dense layer, and what leaves the dense one."""
+    """For every batch: the inputs of the cut and the dense layer, and the dense layer's output."""
 
     inputs: list[Tensor]
     dense_inputs: list[Tensor]
@@ -59,7 +59,7 @@ class LayerBatches:
 
 @dataclass(frozen=True, slots=True)
 class LayerTask:
-    """A place in the model, the plan of its layer, and the text as it arrives there."""
+    """A position in the model, the plan of its layer, and the layer's inputs."""
 
     stream: LayerStream
     place: int
@@ -91,8 +91,8 @@ def log1p_relative_error(
 ) -> Float[Tensor, "*tokens"]:
     """log(1 + ‖found − target‖² / ‖target‖²) of each token.
 
-    Relative, since norms divide by the length and a few tokens are a thousand times as long as the
-    rest. The log leaves small errors as they are; without it, one token of usual length that a cut
+    Relative, because norms divide by the length and a few tokens are a thousand times as long as
+    the rest. The log does not change small errors; without it, one token of usual length that a cut
     makes long, or the reverse, would outweigh all others.
     """
     squared = (found.float() - target.float()).square().sum(-1)
@@ -108,7 +108,7 @@ def squared_norm(states: Float[Tensor, "*tokens d_model"]) -> Float[Tensor, "*to
 def dense_outputs(
     stream: LayerStream, layer: nn.Module, i: int, inputs: list[Tensor], *, mlp: bool
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """What leaves the attention, the layer and, if asked, the MLP, batch by batch."""
+    """The outputs of the attention, the layer and, with `mlp`, the MLP, batch by batch."""
     attended: list[Tensor] = []
     neurons: list[Tensor] = []
     with ExitStack() as open_hooks:
@@ -127,7 +127,7 @@ class _Reached(Exception):  # noqa: N818 (not an error: ends a layer's run at it
 
 
 def output_projection_input(task: LayerTask, layer: nn.Module, batch: int) -> Tensor:
-    """What enters the output projection; the rest of the layer is not run."""
+    """The input of the output projection; the rest of the layer is not run."""
     found: list[Tensor] = []
 
     def stop(module: Any, args: Any, output: Any) -> None:
@@ -140,7 +140,7 @@ def output_projection_input(task: LayerTask, layer: nn.Module, batch: int) -> Te
 
 
 def down_projection_input(task: LayerTask, layer: nn.Module, batch: int) -> tuple[Tensor, Tensor]:
-    """What enters the MLP's down-projection, and what left the attention before it."""
+    """The input of the MLP's down-projection, and the attention's output before it."""
     found: list[Tensor] = []
 
     def note(module: Any, args: Any, output: Any) -> None:
@@ -177,10 +177,10 @@ RATE_OF_ERROR = 0.1  # the largest rate worth trying, as a multiple of the root 
 
 @dataclass(frozen=True, slots=True)
 class FitSchedule:
-    """How many steps of one batch each, and the peak rate relative to each matrix's size.
+    """The number of steps of one batch, and the peak learning rate relative to each matrix's size.
 
-    The smaller a layer's error, the less its matrices have to move: steps too long for it would
-    only shake them, by an error that grows with the square of the step.
+    The smaller a layer's error, the less its matrices have to change: steps that are too long only
+    add noise, whose error grows with the square of the step.
     """
 
     steps: int
@@ -188,20 +188,20 @@ class FitSchedule:
     seed: int = 0
 
     def rates(self, error: float) -> tuple[float, float]:
-        """The rates to try in turn at this error; the first that lowers it is taken."""
+        """The rates to try in turn at this error; the first that lowers it is used."""
         first = min(self.rate, RATE_OF_ERROR * math.sqrt(error))
         return first, first / 4
 
 
 class UnseenError(Frozen):
-    """The error on the batches held aside; no `after` if the fit was thrown away."""
+    """The error on the batches held aside; no `after` if the fit was discarded."""
 
     before: float
     after: float | None = None
 
 
 class FitRecord(Frozen):
-    """What the fit of a layer did; no rate if it was thrown away."""
+    """The result of a layer's fit; no rate if it was discarded."""
 
     steps: int
     rate: float | None
@@ -211,7 +211,7 @@ class FitRecord(Frozen):
 def fit_schedule(
     settings: CutSettings, n_batches: int, held_aside: Sequence[int]
 ) -> FitSchedule | None:
-    """What the settings ask for with so many batches; None if there is nothing to do."""
+    """The schedule for this number of batches; None if there is nothing to do."""
     steps = settings.fit if settings.fit is not None else PASSES * (n_batches - len(held_aside))
     if not steps or not held_aside:
         return None
@@ -221,7 +221,7 @@ def fit_schedule(
 def fit_layer(
     task: LayerTask, start: Projections, schedule: FitSchedule
 ) -> tuple[Projections | None, FitRecord]:
-    """Better projections than `start`, or None; and what was seen."""
+    """Better projections than `start`, or None; and the record of the fit."""
     before = task.error(start)
     for rate in schedule.rates(before):
         layer = task.layer(start)
@@ -241,7 +241,7 @@ def fit_layer(
 def _train(
     task: LayerTask, layer: nn.Module, schedule: FitSchedule, rate: float, *, mlp: bool
 ) -> bool:
-    """Move the layer's projections in place; False if loss or gradient stopped being finite."""
+    """Train the layer's projections in place; False if loss or gradient stopped being finite."""
     settings = TrainSettings(
         steps=schedule.steps, lr=rate, min_lr=rate / 50, lr_relative=True, weight_decay=0.0
     ).resolved(context=1, device="cpu", dtype="fp32")

@@ -1,33 +1,33 @@
-"""What is refitted in a cut layer: W_O and W_down by ridge regression, query and key norms.
+"""The refit of a cut layer: W_O and W_down by ridge regression, and query and key norms.
 
-With the kept directions fixed, the best W_O for all heads together gives what is wanted (Y) from
-the cut layer's concatenated z:
+With the kept directions fixed, the best W_O for all heads together predicts the target Y from the
+cut layer's concatenated z:
 
     minimise  ‖Y − z·Wᵀ‖²  +  ridge · Σ_j ‖z_j‖² · ‖W_j − W_folded,j‖²
 
-The pull towards the folded weights keeps directions that the text hardly used where they were; it
-is measured in each direction's own energy, for they differ by orders of magnitude. How strong it
-should be depends on how much text there is, so it is chosen on batches the sums do not contain. A
-bias, where the layer has one, is one more column (a constant 1 beside z).
+The pull towards the folded weights keeps directions that the text hardly used where they were. It
+is scaled by each direction's own energy, because energies differ by orders of magnitude. Its best
+strength depends on the amount of text, so it is chosen on batches the sums do not contain. A
+bias, where the layer has one, is one more column (a constant 1 next to z).
 
-There are two aims:
+There are two targets ("aims"):
 
-    attention   what the dense attention gave
-    state       that, and what the layers before have lost: h_dense + attended − h_cut
+    attention   the output of the dense attention
+    state       that, plus the error of the earlier layers: h_dense + attended − h_cut
 
-Tokens count in inverse proportion to their state's squared norm, as in `log1p_relative_error`;
-without that the few very long ones decide alone. Whether W_O can reach the state depends on the
-family, for a norm may lie between: the layer itself is asked, on the batches held aside. Where
-there are none, the aim is the attention.
+Tokens are weighted by the inverse of their state's squared norm, as in `log1p_relative_error`;
+without that the few very long ones dominate. Whether W_O can reach the state depends on the family,
+because a norm may lie between, so the layer's own error on the batches held aside decides. Without
+such batches the aim is the attention.
 
-W_down is refitted in the same way, from the kept neurons: to what the dense MLP gave, or to the
-dense state behind it, given what the cut attention gave. Its sums are as wide as the MLP, so their
+W_down is refitted in the same way, from the kept neurons: to the dense MLP's output, or to the
+dense state after it, given the cut attention's output. Its sums are as wide as the MLP, so their
 products are taken in float32, and added in float64.
 
 Query and key norms over kept planes are fitted to the norms over all of them.
-A stock norm divides a head by the root of T, the mean of all its squares. Of a cut head only S, the
-mean of the kept squares, is there, so T is estimated as share · S + rest. Both numbers are fitted
-for every head, so that the normed numbers of the kept planes are those of the dense model:
+A stock norm divides a head by the root of T, the mean of all its squares. A cut head has only S,
+the mean of the kept squares, so T is estimated as share · S + rest. Both numbers are fitted
+for every head, so that the normed values of the kept planes match the dense model's:
 
     minimise  Σ_t S_t · (T_t^-½ − (share · S_t + rest)^-½)²        over the tokens t
 
@@ -75,7 +75,7 @@ class NormRegression:
     kept: list[Tensor] = field(default_factory=list)
 
     def add(self, x: Tensor) -> None:
-        """Take in some tokens, as they enter the dense norms."""
+        """Add some tokens, as they enter the dense norms."""
         squares = x.reshape(-1, x[0, 0].numel()).float().square()
         means = squares.unflatten(-1, (-1, self.size)).mean(-1) + self.eps
         self.full.append(torch.stack([means[:, c[0] // self.size] for c in self.columns], 1))
@@ -107,7 +107,7 @@ class NormRegression:
 def norm_regressions(
     dense: HeadwiseAttention, plan: LayerPlan, *, planes: int
 ) -> Iterator[dict[str, NormRegression]]:
-    """While open, what the dense layer runs on is taken in, for the norms that `plan` cuts."""
+    """While open, collect the inputs of the dense layer, for the norms that `plan` cuts."""
     found: dict[str, NormRegression] = {}
     with ExitStack() as undo:
         for side, name in NORMS.items():
@@ -146,7 +146,7 @@ FEW_TOKENS_RIDGE = 1.0  # where no batch can be held aside to choose it
 
 @dataclass
 class OutputRegression:
-    """Sums over tokens, so that no token has to be kept."""
+    """Sums over tokens; the tokens themselves are not kept."""
 
     with_bias: bool
     gram: Tensor | None = field(default=None)  # zᵀz
@@ -156,7 +156,7 @@ class OutputRegression:
 
     @property
     def power(self) -> float:
-        """‖Y‖²; 0 before any token was taken in."""
+        """‖Y‖²; 0 before any token was added."""
         return 0.0 if self.squares is None else float(self.squares.sum())
 
     def add(
@@ -165,7 +165,7 @@ class OutputRegression:
         y: Float[Tensor, "*tokens d_model"],
         weight: Float[Tensor, "*tokens 1"] | None = None,
     ) -> None:
-        """Take in some tokens; a weight multiplies a token's error."""
+        """Add some tokens; a weight multiplies a token's error."""
         z, y = (x.flatten(0, -2).to(self.product) for x in (z, y))
         if self.with_bias:
             z = torch.cat([z, z.new_ones(len(z), 1)], 1)
@@ -217,7 +217,7 @@ class OutputRegression:
         return Projection(best[:-1].mT.to(dtype), best[-1].to(folded.bias.dtype))
 
     def error(self, output: Projection) -> float:
-        """Squared error of an output projection on the tokens taken in, as a share of ‖Y‖²."""
+        """Squared error of an output projection on the added tokens, as a share of ‖Y‖²."""
         if self.gram is None or self.cross is None or not self.power:
             return 0.0
         W = self._columns(output)
@@ -241,7 +241,7 @@ def best_ridge(
     folded: Projection,
     ridges: Sequence[float] = RIDGES,
 ) -> float:
-    """The ridge whose solution on `used` has the least error on the tokens held aside."""
+    """The ridge whose solution on `used` has the smallest error on the tokens held aside."""
     errors = {r: held_aside.error(used.solution(folded, r)) for r in ridges}
     return min(errors, key=lambda r: errors[r])
 
@@ -259,7 +259,7 @@ class AimSums:
         return self.used + self.held_aside
 
     def ridge(self, folded: Projection, ridges: Sequence[float] = RIDGES) -> float:
-        """The ridge that serves the batches held aside."""
+        """The best ridge on the batches held aside."""
         if not self.held_aside.power:
             return FEW_TOKENS_RIDGE
         return best_ridge(self.used, self.held_aside, folded, ridges)
@@ -289,7 +289,7 @@ def regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
 
 @torch.no_grad()
 def down_regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
-    """The sums of both aims of W_down, on what the cut attention sends."""
+    """The sums of both aims of W_down, given the cut attention's output."""
     layer, batches = task.layer(start), task.batches
 
     def each() -> Iterator[_Tokens]:
@@ -304,7 +304,7 @@ def down_regressions(task: LayerTask, start: Projections) -> dict[Aim, AimSums]:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Of one batch: what enters the projection, both aims, and the state that tokens count by."""
+    """One batch: the projection's input, both aims, and the state that weights the tokens."""
 
     z: Tensor
     own: Tensor
@@ -315,7 +315,7 @@ class _Tokens:
 def _both_aims(
     task: LayerTask, own: Aim, empty: OutputRegression, each: Iterator[_Tokens]
 ) -> dict[Aim, AimSums]:
-    """The sums of both aims, taken side by side: what is reached for differs, z does not."""
+    """The sums of both aims, computed together: the targets differ, z is the same."""
     used, held_aside = replace(empty), replace(empty)
     for b, tokens in enumerate(each):
         sums = held_aside if b in task.batches.held_aside else used
@@ -336,7 +336,7 @@ def refit_output(
     ridge: float | None = None,
     side: Side = "output",
 ) -> tuple[Projections, RefitRecord]:
-    """The projections with the W_O, or W_down, that serves best; a `ridge` of None is chosen."""
+    """The projections with the best W_O, or W_down; a `ridge` of None is chosen."""
     candidates = []
     ridges = RIDGES if side == "output" else DOWN_RIDGES
     for aim, regression in sums.items():

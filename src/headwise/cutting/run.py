@@ -1,6 +1,6 @@
-"""A model cut from its profile and plan to a finished folder, resumable layer by layer.
+"""A model cut to a plan and written to a folder, resumable layer by layer.
 
-What was cut is new; everything else is copied bit for bit.
+Only the cut parts are new; everything else is copied bit for bit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def write_checkpoint(
 
 
 def _stock_name(name: str, stream: LayerStream) -> str:
-    """The source's name of a weight; a bare model goes without its own prefix there."""
+    """The source's name of a weight; a bare model has no prefix there."""
     name = name.removeprefix("backbone.")
     if stream.task != "bare":
         return name
@@ -82,7 +82,7 @@ def _stock_name(name: str, stream: LayerStream) -> str:
 
 
 def _place(stock: str, stream: LayerStream) -> tuple[int | None, str]:
-    """(layer, name in it) of a weight; no layer for the rest."""
+    """The layer of a weight and its name in it; no layer for other weights."""
     start = f"{stream.prefix}."
     if not stock.startswith(start):
         return None, stock
@@ -97,7 +97,7 @@ def _layer_state(stream: LayerStream, stored: dict[str, torch.Tensor]) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class CutRequest:
-    """What is to be cut, along which directions, to which plan."""
+    """The model to cut, its profile, and the plan."""
 
     source: Source
     profile: Profile
@@ -106,7 +106,7 @@ class CutRequest:
     command: str = ""
 
     def inputs(self) -> dict[str, Any]:
-        """What the cut layers depend on; which command wrote the plan, and when, does not count."""
+        """The inputs of the cut layers, without the command and date that made the plan."""
         plan = self.plan.model_copy(update={"origin": Origin()})
         return {
             "model": self.source.name,
@@ -117,7 +117,7 @@ class CutRequest:
 
     @property
     def key(self) -> str:
-        """By which a finished cut is known."""
+        """The key that identifies a finished cut."""
         return key_of("cut", self.inputs())
 
 
@@ -150,7 +150,7 @@ def cut_model(
 
 
 def is_cut(request: CutRequest, output: Path) -> bool:
-    """Whether `output` is the whole result of just this request."""
+    """Whether `output` is the complete result of this request."""
     return made_from(output / CUT_RECORD) == request.key
 
 
@@ -160,7 +160,7 @@ def _cut(
     progress: Progress,
     ending: contextlib.ExitStack,
 ) -> Path:
-    """The new folder, whole; it takes its place at the end of `ending`."""
+    """The new folder, complete; it is renamed at the end of `ending`."""
     source = request.source
     if source.folder is not None:
         need = cut_need(source.plan, request.plan, tokens=request.profile.record.tokens)
@@ -211,7 +211,7 @@ def refuse_other_weights(profile: Profile, source: Source) -> None:
     if source.weights_sha256 != profile.record.weights_sha256:
         raise HeadwiseError(
             f"the profile was made from other weights than {source.name} has now; make the "
-            "profile again, or name another with --profile."
+            "profile again, or give another with --profile."
         )
 
 

@@ -1,27 +1,28 @@
-"""The layers cut one after another, each fitted to what the cut layers before it really send.
+"""The layers cut one after another, each fitted to the actual output of the cut layers before it.
 
     dense stream   h ─► layer 0 ─► layer 1 ─► …        gives the targets
     cut stream     h ─► cut 0   ─► cut 1   ─► …        gives the inputs
 
-A layer is made in three steps: W_O by regression, all four projections by the layer fit, W_O once
-more. Where its MLP is cut, W_down is regressed after W_O, and the fit moves attention and MLP
-together; an MLP that is whole stays bit for bit. What counts is how near the layer's output comes
-to the dense layer's, on batches held aside.
+A layer is fitted in three steps: W_O by regression, all four projections by the layer fit, W_O once
+more. Where its MLP is cut, neurons that fire together may be merged, W_down is regressed after W_O,
+and the fit trains attention and MLP together; a whole MLP stays unchanged bit for bit. The
+criterion is the error of the layer's output against the dense layer's, on batches held aside.
 
-Only one layer is in memory at a time. A finished layer is saved at once; after a kill it is read
-back and only run, so the result is that of an undisturbed run.
+Only one layer is in memory at a time. A finished layer is saved at once. After a kill it is read
+back and only run, so the result is that of an uninterrupted run.
 
 The text comes in batches of whole windows, and many short openings:
 
     windows    ▮▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯▯…        one first token each
-    openings   ▮▯▯▯  ▮▯▯▯  ▮▯▯▯  ▮▯▯▯  …    as many first tokens as there is room for
+    openings   ▮▯▯▯  ▮▯▯▯  ▮▯▯▯  ▮▯▯▯  …    as many first tokens as possible
 
-A causal model makes an attention sink of the first token it sees: heads that look for nothing look
-there. Windows show few such tokens, and where a cut fails at one, it fails for the whole window.
+A causal model uses the first token it sees as an attention sink: heads that look for nothing attend
+to it. Windows contain few such tokens, and where a cut fails at one, it fails for the whole window.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,7 @@ from headwise.cutting.layer_fit import (
     fit_layer,
     fit_schedule,
 )
+from headwise.cutting.merging import COSINES, NeuronMoment, neuron_moment
 from headwise.cutting.refit import (
     NormRegression,
     RefitRecord,
@@ -105,10 +107,11 @@ class AttentionError(Frozen):
 
 
 class LayerRecord(Frozen):
-    """How a layer was cut, and how well it reproduces the dense one; no error if none was run."""
+    """How a layer was cut, and its error against the dense one; no error if no text was run."""
 
     error: AttentionError | None = None
     refit: RefitRecord | None = None
+    merged_neurons: int | None = None  # neurons that others stand for
     mlp_refit: RefitRecord | None = None
     fit: FitRecord | None = None
     second_refit: RefitRecord | None = None
@@ -117,7 +120,7 @@ class LayerRecord(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class CutJob:
-    """Everything a cut needs: the model's layers on text, the directions, the plan, the rules."""
+    """The inputs of a cut: the model's layers on text, the directions, the plan, the settings."""
 
     stream: LayerStream
     held_aside: tuple[int, ...]  # batches used to choose; empty when there are too few
@@ -129,7 +132,7 @@ class CutJob:
 
 @torch.no_grad()
 def cut_layers(job: CutJob, progress: Progress = silent) -> None:
-    """Make the cut projections of every layer parts of the job's run."""
+    """Save the cut projections of every layer as parts of the job's run."""
     stream = job.stream
     if job.settings.folds_only:
         _fold_layers(job, progress)
@@ -139,17 +142,22 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
         stock, mlp = _stored(job, i)
         whole = stream.planned(i, job.profile.plan.layers[i], stock)
         attention = attention_of(whole)
-        with norm_regressions(attention, job.plan.layers[i], planes=stream.planes) as norms:
-            attended, after, mlp_outputs = dense_outputs(
-                stream, whole, i, dense, mlp=mlp is not None and not job.run.has(layer_part(i))
-            )
-        del whole, attention
+        cuts_mlp = mlp is not None and not job.run.has(layer_part(i))
+        down = whole.get_submodule(stream.family.mlp.down) if cuts_mlp else None
+        with (
+            norm_regressions(attention, job.plan.layers[i], planes=stream.planes) as norms,
+            neuron_moment(down if job.settings.refit else None) as moment,
+        ):
+            attended, after, mlp_outputs = dense_outputs(stream, whole, i, dense, mlp=cuts_mlp)
+        del whole, attention, down
         if not job.run.has(layer_part(i)):
             batches = LayerBatches(cut, dense, attended, after, mlp_outputs, job.held_aside)
             task = LayerTask(stream, i, job.plan.layers[i], batches)
             start = _folded(job, i, stock, mlp).with_norms(fitted_norms(norms))
-            _keep(job, i, *_cut_layer(job, task, start))
-            del batches, task
+            merged = _merged(job, i, mlp, moment)
+            del moment
+            _keep(job, i, *_cut_layer(job, task, start, merged))
+            del batches, task, merged
         del attended, mlp_outputs, mlp
         dense = after
         if i < len(stream) - 1:
@@ -162,9 +170,9 @@ def cut_layers(job: CutJob, progress: Progress = silent) -> None:
 
 
 def _fold_layers(job: CutJob, progress: Progress) -> None:
-    """The kept directions of every layer folded into its projections.
+    """Fold the kept directions of every layer into its projections.
 
-    No text is run, but for query and key norms, which are fitted to the dense model's.
+    No text is run, except for query and key norms, which are fitted to the dense model's.
     """
     stream, dense = job.stream, list(job.stream.first)
     for i in stream:
@@ -196,6 +204,18 @@ def _folded(job: CutJob, i: int, stock: Projections, mlp: Projections | None) ->
     return made.replaced(**cut_mlp(job.profile, job.plan, i, mlp).by_side)
 
 
+def _merged(
+    job: CutJob, i: int, mlp: Projections | None, moment: NeuronMoment
+) -> list[tuple[Projections, int]]:
+    """Other cuts of the MLP, in which neurons stand for their twins, and for how many."""
+    if mlp is None or moment.sum is None:
+        return []
+    sensitivity = job.profile.get(i, "ffn_sensitivity")
+    tried = COSINES if job.held_aside else COSINES[:1]
+    found = moment.mergings(sensitivity, job.plan.ffn_dims[i], tried)
+    return [(cut_mlp(job.profile, job.plan, i, mlp, one), len(one.merged)) for one in found]
+
+
 def _keep(job: CutJob, i: int, made: Projections, record: LayerRecord) -> None:
     """Save a finished layer, in the checkpoint's number format."""
     stored = made.to(_stored_dtype(job.stream, i))
@@ -207,10 +227,13 @@ def layer_part(i: int) -> str:
     return f"layer-{i:05d}"
 
 
-def _cut_layer(job: CutJob, task: LayerTask, made: Projections) -> tuple[Projections, LayerRecord]:
-    """The cut projections of a layer fitted, and how well they reproduce the dense one.
+def _cut_layer(
+    job: CutJob, task: LayerTask, made: Projections, merged: Sequence[tuple[Projections, int]]
+) -> tuple[Projections, LayerRecord]:
+    """The fitted projections of a cut layer, and their error against the dense layer.
 
-    An MLP among them was cut too, and is fitted with the attention.
+    If `made` contains an MLP, it was cut too and is fitted with the attention; `merged` are other
+    cuts of it.
     """
     settings, batches = job.settings, task.batches
     cuts_mlp = "down" in made.by_side
@@ -221,13 +244,13 @@ def _cut_layer(job: CutJob, task: LayerTask, made: Projections) -> tuple[Project
     lossless = error.folded <= NO_ERROR
     if lossless and not cuts_mlp:
         return made, LayerRecord(error=error)
-    refit = mlp_refit = fit = second = second_mlp = None
+    refit = n_merged = mlp_refit = fit = second = second_mlp = None
     if settings.refit and not lossless and (task.plan.heads or made.has_bias("output")):
         made, refit = refit_output(task, made, sums, settings.ridge)
         refitted = attention.error(made["output"])
         error = AttentionError(folded=error.folded, refitted=refitted)
     if settings.refit and cuts_mlp:
-        made, mlp_refit = _refit_mlp(task, made, settings)
+        made, n_merged, mlp_refit = _best_mlp(task, made, merged, settings)
     schedule = fit_schedule(settings, len(batches.inputs), batches.held_aside)
     # A bias alone has its optimum already.
     if schedule is not None and (task.plan.heads or cuts_mlp):
@@ -246,6 +269,7 @@ def _cut_layer(job: CutJob, task: LayerTask, made: Projections) -> tuple[Project
     return made, LayerRecord(
         error=error,
         refit=refit,
+        merged_neurons=n_merged,
         mlp_refit=mlp_refit,
         fit=fit,
         second_refit=second,
@@ -253,10 +277,28 @@ def _cut_layer(job: CutJob, task: LayerTask, made: Projections) -> tuple[Project
     )
 
 
+def _best_mlp(
+    task: LayerTask,
+    start: Projections,
+    merged: Sequence[tuple[Projections, int]],
+    settings: CutSettings,
+) -> tuple[Projections, int | None, RefitRecord | None]:
+    """The MLP refitted, with neurons merged where that serves the batches held aside.
+
+    Where there are none, those that are most alike are merged.
+    """
+    candidates = [(start, None), *((start.replaced(**mlp.by_side), n) for mlp, n in merged)]
+    if not task.batches.held_aside:
+        candidates = candidates[-1:]
+    made = [(*_refit_mlp(task, one, settings), n) for one, n in candidates]
+    best = min(made, key=lambda one: task.error(one[0])) if len(made) > 1 else made[0]
+    return best[0], best[2], best[1]
+
+
 def _refit_mlp(
     task: LayerTask, start: Projections, settings: CutSettings
 ) -> tuple[Projections, RefitRecord | None]:
-    """W_down by regression; where that does not serve the batches held aside, as it was."""
+    """W_down by regression; unchanged if that is no better on the batches held aside."""
     sums = down_regressions(task, start)
     made, record = refit_output(task, start, sums, settings.ridge, "down")
     if record.unseen_error is not None and record.unseen_error >= task.error(start):

@@ -1,4 +1,4 @@
-"""How a model is cut; the one source of the defaults."""
+"""How a model is cut; the source of the defaults."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Texts that are always there: what the running Python and its packages say of themselves.
+"""Built-in texts: documentation and source of the running Python and its packages.
 
     builtin:python     help topics, documentation of the compiled modules, library source
     builtin:prose      help topics and the library's documentation strings: English
     builtin:code       library source
     builtin:packages   the installed packages' descriptions and licences: Markdown and English
-    builtin:mixed      the last three side by side (`headwise.data.mixture`)
+    builtin:mixed      the last three together (`headwise.data.mixture`)
 
 The order is fixed, so one Python version always gives the same text; only the packages' text
 depends on what is installed. Files that hold the paths of the machine Python was built on
@@ -38,7 +38,7 @@ def python_documents(max_chars: int = MAX_CHARS) -> Iterator[str]:
 
 
 def prose_documents() -> Iterator[str]:
-    """The documents of `builtin:prose`: what documentation says, without the code."""
+    """The documents of `builtin:prose`: documentation without code."""
     return _first(_all_prose(), MAX_KIND_CHARS)
 
 

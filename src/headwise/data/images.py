@@ -5,10 +5,10 @@ A folder of image files, or one file of images that are ready for a model:
     photos/               every image file below it
     pixels.safetensors    `pixel_values`: images × channels × height × width, as a model reads them
 
-Images are put in the order of the SHA-256 of their content. A folder sorted by class would begin
-with one class; in this order any first few are a fair sample, whatever the files are called, and
-copies of one image stand side by side, so a split between two different ones parts no copies.
-Only names and hashes are kept: an image is read again when its turn comes.
+Images are sorted by the SHA-256 of their content. A folder sorted by class would begin
+with one class; in this order the first few are a fair sample, whatever the files are called, and
+copies of one image are adjacent, so a split between two different images never separates copies.
+Only names and hashes are kept: an image is read again when it is needed.
 
 The model's own image processor runs on Pillow and NumPy, whether torchvision is installed or not:
 the two resize a little differently, and a profile should not depend on what else is installed.
@@ -17,7 +17,7 @@ the two resize a little differently, and a profile should not depend on what els
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from headwise.inputs import check_file, user_path
 PIXELS = "pixel_values"
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 MOST_IMAGE = 2**30  # bytes of one image file
+# Pillow goes by the content, and would run an interpreter for what is PostScript.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _NUMBERS = ("F16", "F32", "F64")
 
 
@@ -46,7 +48,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Images in the order of their hashes; `skipped` counts a folder's files that are none."""
+    """Images in the order of their hashes; `skipped` counts a folder's other files."""
 
     source: str
     images: tuple[Image, ...]
@@ -80,13 +82,13 @@ def read_images(source: str) -> Images:
 
 
 def held_out_images(images: Images, share: float) -> tuple[Images, Images]:
-    """The images to calibrate on, and about `share` of them to measure with; no copies on both."""
+    """The images to calibrate on, and about `share` of them held out; copies stay together."""
     hashes = [image.sha256 for image in images.images]
     starts = [i for i in range(1, len(hashes)) if hashes[i] != hashes[i - 1]]
     if not starts:
         raise HeadwiseError(
-            f"{images.source} has one image only (copies count once), but one to calibrate on and "
-            "another one to measure with are needed; give more images."
+            f"{images.source} has one image only (copies count once), but calibration and "
+            "verification need at least one each; give more images."
         )
     at = min(starts, key=lambda i: abs(i - share * len(hashes)))
     held, rest = images.images[:at], images.images[at:]
@@ -150,7 +152,7 @@ def _rows(path: Path) -> list[Image]:
 
 
 def _checked(path: Path, row: int, pixels: np.ndarray) -> str:
-    """The hash of one image's numbers, which must be numbers."""
+    """The hash of one image's pixel values, which must be finite."""
     if not np.isfinite(pixels).all():
         raise HeadwiseError(
             f"image {row} in {path} must have finite numbers that fit float16, got others; "
@@ -165,15 +167,19 @@ def _half(pixels: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(pixels, dtype=np.float16)
 
 
-AT_ONCE = 16  # images in memory as they were taken
-MOST_SIDE = 2**13  # pixels that an image is made to; far above any model
+AT_ONCE = 16  # images in memory as they were taken, unless they are large
+# Of one image, and about of all in memory: 200 MB. A file of some kilobytes can stand for more.
+MOST_PIXELS = 2**26
+# An image is made to the size that the model reads, perhaps by way of a larger one that is cropped:
+# never so many times as large, and never of so many pixels a side.
+MOST_TIMES, MOST_SIDE = 16, 2**13
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by channels
 Shape = tuple[int, int, int]  # channels, height, width
 
 
 @dataclass(frozen=True, slots=True)
 class ImageReader:
-    """Prepares images for one model; of images that are prepared already no processor is needed."""
+    """Prepares images for one model; prepared images need no processor."""
 
     folder: str  # of the model, or the hub's name
     shape: Shape  # that the model reads
@@ -200,20 +206,32 @@ class ImageReader:
 
     def _prepared(self, images: Sequence[Image]) -> Iterator[np.ndarray]:
         processor = self.processor or _processor(
-            self.folder, trust_remote_code=self.trust_remote_code
+            self.folder, self.shape, trust_remote_code=self.trust_remote_code
         )
         mode = _MODES.get(self.shape[0], "RGB")
-        for start in range(0, len(images), AT_ONCE):
-            taken = [_opened(image.file, mode) for image in images[start : start + AT_ONCE]]
+        for taken in _taken(images, mode):
             try:
                 made = processor(images=taken, return_tensors="np")["pixel_values"]
             # Settings of a wrong kind show where they are used, as any kind of error.
             except Exception as error:
                 raise HeadwiseError(
                     f"the images cannot be prepared as {self.folder} asks ({reason_of(error)}); "
-                    "mend its preprocessor_config.json."
+                    "fix its preprocessor_config.json."
                 ) from error
             yield np.asarray(made).astype(np.float16)
+
+
+def _taken(images: Sequence[Image], mode: str) -> Iterator[list[Any]]:
+    """The images as they were taken, as many together as memory has room for."""
+    taken, pixels = [], 0
+    for image in images:
+        taken.append(_opened(image.file, mode))
+        pixels += taken[-1].width * taken[-1].height
+        if len(taken) == AT_ONCE or pixels >= MOST_PIXELS:
+            yield taken
+            taken, pixels = [], 0
+    if taken:
+        yield taken
 
 
 def _opened(file: Path, mode: str) -> Any:
@@ -222,7 +240,8 @@ def _opened(file: Path, mode: str) -> Any:
     from PIL import ImageOps
 
     try:
-        with Pillow.open(file) as image:
+        with Pillow.open(file, formats=FORMATS) as image:
+            _refuse_many_pixels(image)
             return ImageOps.exif_transpose(image).convert(mode)
     # What a decoder stumbles over comes as many kinds, SyntaxError (PNG) among them.
     except Exception as error:
@@ -231,7 +250,13 @@ def _opened(file: Path, mode: str) -> Any:
         ) from error
 
 
-def _processor(folder: str, *, trust_remote_code: bool) -> Any:
+def _refuse_many_pixels(image: Any) -> None:
+    """Before they are unpacked."""
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(f"{image.width} × {image.height} pixels are more than {MOST_PIXELS:,}")
+
+
+def _processor(folder: str, shape: Shape, *, trust_remote_code: bool) -> Any:
     try:
         import PIL  # noqa: F401
     except ImportError as error:
@@ -251,12 +276,15 @@ def _processor(folder: str, *, trust_remote_code: bool) -> Any:
             f"{folder} holds no image processor that can be loaded ({reason_of(error)}); put its "
             "preprocessor_config.json there, or give a .safetensors file with pixel_values."
         ) from error
-    for name in ("size", "crop_size"):
-        wanted = getattr(found, name, None)
-        sides = wanted.values() if isinstance(wanted, Mapping) else (wanted,)
-        if any(isinstance(side, int | float) and side > MOST_SIDE for side in sides):
+    most = min(MOST_SIDE, MOST_TIMES * max(shape[1:]))
+    for name in ("size", "crop_size", "pad_size"):
+        wanted: Any = getattr(found, name, None)
+        # transformers has a class of its own for sizes, which is no Mapping.
+        sides = dict(wanted).values() if hasattr(wanted, "get") else (wanted,)
+        if any(isinstance(side, int | float) and side > most for side in sides):
             raise HeadwiseError(
-                f"{name} in the preprocessor_config.json of {folder} must be at most {MOST_SIDE} "
-                f"pixels a side, got {quoted(wanted)}; mend it."
+                f"{name} in the preprocessor_config.json of {folder} must be at most {most} pixels "
+                f"a side for a model that reads {shape[1]} × {shape[2]}, got {quoted(wanted)}; "
+                "fix it."
             )
     return found

@@ -4,11 +4,11 @@
     shown    [CLS]  t  ■  t  t  x  t  t  [SEP]     15% of the tokens are to be predicted:
     label      –    –  t  –  –  t  –  –    –       8 in 10 are masked, 1 is another, 1 is left
 
-A model that sees the tokens after a place cannot be asked for the next one: it would read the
-answer. The tokens that stay or change keep the model from trusting what it is shown.
+A bidirectional model cannot be trained on the next token: it would read the
+answer. The tokens that stay or change keep the model from trusting its input.
 
-Every window has the same number of places, so the mean over equal parts of a batch is the mean over
-the batch. Which places, and what stands there, is a pure function of a window's seed.
+Every window has the same number of masked positions, so the mean over equal parts of a batch is the
+mean over the batch. The positions and their contents are a pure function of a window's seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IGNORED = -100  # the label of a token that is not to be predicted, as in transf
 
 
 class Masking(Frozen):
-    """The tokens that masking needs: the mask, the ends of a window, and what is never chosen."""
+    """The tokens that masking needs: the mask, the ends of a window, and excluded tokens."""
 
     mask: int
     first: int | None  # before a window, after it; None: nothing
@@ -41,22 +41,22 @@ class Masking(Frozen):
 
     @property
     def ends(self) -> int:
-        """How many tokens of a window stand around its text."""
+        """The number of special tokens around the text of a window."""
         return (self.first is not None) + (self.last is not None)
 
     def inside(self, context: int) -> int:
         """How many tokens of text a window of `context` tokens holds."""
         if context - self.ends < 1:
             raise HeadwiseError(
-                f"a window of {context} tokens has no room between its {self.ends} end tokens; "
-                "give a longer --context."
+                f"a window of {context} tokens has no room for text between its {self.ends} end "
+                "tokens; give a longer --context."
             )
         return context - self.ends
 
     def windows(
         self, text: Int64[np.ndarray, "rows length"], seeds: Iterable[Sequence[int]]
     ) -> tuple[Int64[np.ndarray, "rows context"], Int64[np.ndarray, "rows context"]]:
-        """Rows of text, one seed each, as what the model is shown and as its labels."""
+        """The model's inputs and labels for rows of text, with one seed each."""
         others = np.setdiff1d(np.arange(self.vocab_size), self.special)
         pairs = [self._masked(row, others, seed) for row, seed in zip(text, seeds, strict=True)]
         shown, labels = (np.stack(part) for part in zip(*pairs, strict=True))
@@ -89,8 +89,8 @@ def masking_of(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Masking:
     """The masking of a tokenizer; an error if it has no mask token."""
     if tokenizer.mask_token_id is None:
         raise HeadwiseError(
-            "this model sees ahead, so it predicts masked tokens, but its tokenizer has no mask "
-            "token; give the tokenizer of an encoder, or let one be trained on the text."
+            "this model is bidirectional, so it predicts masked tokens, but its tokenizer has no "
+            "mask token; give the tokenizer of an encoder, or none to train one on the text."
         )
     return Masking(
         mask=tokenizer.mask_token_id,

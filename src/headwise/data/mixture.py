@@ -1,13 +1,13 @@
-"""Text of several kinds, each with a weight: what a model is calibrated on or trained with.
+"""Text of several kinds, each with a weight, for calibration and training.
 
     --text notes.txt --text 0.5:code.txt         notes twice as many tokens as code
     --text builtin:mixed                         the built-in texts, one of each kind
 
-A weight is a number and a colon before the name; without one it is 1. A file whose own name
+A weight is a number and a colon before the name; the default is 1. A file whose own name
 begins like that is written with its folder: ./0.5:code.txt.
 
-Windows are dealt so that every first part of them has the wanted shares. Each window is of one
-kind, because a jump of topic within a window is nothing a model meets:
+Windows are ordered so that every prefix has the wanted shares. Each window is of one
+kind, because models do not see jumps of topic within a window:
 
     notes ▮▮▮▮▮▮…  ─┐
                      ├─► n n c n n c n n c …
@@ -45,7 +45,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Texts that are read side by side."""
+    """Several texts with their weights."""
 
     shares: tuple[Share, ...]
 
@@ -61,7 +61,7 @@ class Mixture:
 
     @property
     def sha256(self) -> str:
-        """Of one text, its own; of several, a hash of theirs and their weights."""
+        """The hash of a single text, or a hash of several hashes and weights."""
         if len(self.shares) == 1:
             return self.shares[0].text.sha256
         total = math.fsum(self.weights)
@@ -70,7 +70,7 @@ class Mixture:
 
     @property
     def parts_sha256(self) -> tuple[str, ...]:
-        """Of each text; () of one text, which `sha256` says."""
+        """The hash of each text; () for a single text, whose hash is `sha256`."""
         several = len(self.shares) > 1
         return tuple(s.text.sha256 for s in self.shares) if several else ()
 
@@ -85,7 +85,7 @@ class Mixture:
         return tuple(s.text for s in self.shares)
 
     def split(self, share: float) -> tuple[Mixture, tuple[Text, ...]]:
-        """The mixture without what is held out of every text, and what is held out of each."""
+        """The mixture without the held-out parts, and the part held out of each text."""
         if not share:
             return self, ()
         kept, held_out = [], []
@@ -97,7 +97,7 @@ class Mixture:
 
 
 def as_mixture(text: Mixture | Text | str | Sequence[str], max_chars: int | None = None) -> Mixture:
-    """A mixture of whatever names or holds text; of names, the first `max_chars` of each text."""
+    """A mixture from texts or names of texts; of names, the first `max_chars` of each text."""
     if isinstance(text, Mixture):
         return text
     if isinstance(text, Text):
@@ -119,10 +119,10 @@ def read_mixture(names: Sequence[str], max_chars: int | None = None) -> Mixture:
 
 
 def deal(weights: Sequence[float], available: Sequence[float], n: int) -> Integer[np.ndarray, " m"]:
-    """Which text each of up to `n` windows is of; a text has `available` windows and no more.
+    """The text of each of up to `n` windows; a text has `available` windows.
 
-    The next window is of the text that is furthest behind its share of those dealt so far. When a
-    text is used up, the others share what is left.
+    The next window is from the text that is furthest behind its share so far. When a
+    text is used up, the others share the rest.
     """
     left, owed = list(available), [0.0] * len(weights)
     dealt: list[int] = []
@@ -145,7 +145,7 @@ def token_windows(
     tokens: int,
     vocab_size: int | None = None,
 ) -> UInt32[np.ndarray, "windows length"]:
-    """Windows of up to `tokens` tokens together; what is short of a last window is dropped."""
+    """Windows of up to `tokens` tokens in total; an incomplete last window is dropped."""
     streams = [
         token_stream(tokenizer, text.documents, most=tokens, vocab_size=vocab_size)
         for text in mixture.texts
@@ -170,7 +170,7 @@ def _written(source: str, weight: float) -> str:
 
 
 def _refuse_repeats(shares: Sequence[Share]) -> None:
-    """One text given twice would also be held out of itself in two ways."""
+    """Refuse a text given twice: one copy could be trained on and the other held out."""
     seen: dict[str, str] = {}
     for share in shares:
         name = share.text.source

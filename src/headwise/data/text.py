@@ -7,13 +7,13 @@
     hub:owner/name[:config][:split][:column]   a dataset on the Hugging Face hub
     owner/name                         the same, when no such path exists here
 
-A text is its documents in a fixed order; its SHA-256 is what runs record, so two runs can be
-seen to have used the same text.
+A text is its documents in a fixed order. Runs record its SHA-256, which shows whether two runs used
+the same text.
 
-Part of a text is never trained on:
+Part of a text is held out:
 
     many documents   a document is held out when the SHA-256 of its text falls below the share,
-                     so copies of one document never stand on both sides
+                     so copies of one document are never on both sides
     few documents    the last part of the stream, cut after a line end where one is near
 
 The rule is deterministic and does not depend on the seed, so runs with different seeds compare.
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from headwise.data.builtin import BUILTIN, MIXED, MIXED_KINDS
 from headwise.errors import HeadwiseError, did_you_mean, reason_of
-from headwise.inputs import MOST_TEXT, check_file, user_path
+from headwise.inputs import MOST_TEXT, file_text, user_path
 
 MANY_DOCUMENTS = 100  # below this, hashing could easily hold out nothing, or too much
 
@@ -45,7 +45,7 @@ class Split:
 
 
 def held_out_split(documents: tuple[str, ...], share: float) -> Split:
-    """Hold out about `share` of the documents, or of the characters when documents are few."""
+    """Hold out about `share` of the documents, or of the characters if there are few documents."""
     if not 0 <= share < 1:
         raise HeadwiseError(f"held-out must be a share from 0 up to 1, got {share}.")
     if share == 0:
@@ -60,7 +60,7 @@ def held_out_split(documents: tuple[str, ...], share: float) -> Split:
 
 
 def _position(document: str) -> float:
-    """A document's place in [0, 1), decided by its text."""
+    """A document's position in [0, 1), from the hash of its text."""
     digest = hashlib.sha256(document.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -84,7 +84,7 @@ _WEIGHTED = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+):(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The documents of a text, in order; `skipped` counts files of a folder that hold no text."""
+    """The documents of a text, in order; `skipped` counts files of a folder without text."""
 
     source: str
     documents: tuple[str, ...]
@@ -119,21 +119,21 @@ def read_source(source: str, max_chars: int | None = None) -> Text:
     return Text(source=source, documents=kept, skipped=skipped)
 
 
-def text_name(given: str) -> str:
+def text_name(name: str) -> str:
     """The name of a text without its weight."""
-    return name_and_weight(given)[0]
+    return name_and_weight(name)[0]
 
 
-def name_and_weight(given: str) -> tuple[str, float]:
+def name_and_weight(name: str) -> tuple[str, float]:
     """The two parts of 0.5:code.txt; a name without a weight has the weight 1."""
-    found = _WEIGHTED.fullmatch(given)
+    found = _WEIGHTED.fullmatch(name)
     if found is None:
-        return given, 1.0
+        return name, 1.0
     weight = float(found[1])
     if not 0 < weight < math.inf:
         raise HeadwiseError(
-            f"the weight of a text must be a number above 0, got {given!r}; a file whose name "
-            f"begins like that is written ./{given}."
+            f"the weight of a text must be a number above 0, got {name!r}; a file whose name "
+            f"begins like that is written ./{name}."
         )
     return found[2], weight
 
@@ -143,7 +143,7 @@ def _documents(source: str) -> tuple[Iterable[str], int]:
         name = source.removeprefix("builtin:")
         if source == MIXED:
             kinds = " or ".join(f"builtin:{kind}" for kind in MIXED_KINDS)
-            raise HeadwiseError(f"{source} is a mixture, and this must be one text; give {kinds}.")
+            raise HeadwiseError(f"{source} is a mixture, but one text is needed; give {kinds}.")
         if name not in BUILTIN:
             raise HeadwiseError(
                 f"builtin:{name} is not a built-in text. {did_you_mean(name, BUILTIN)}"
@@ -177,9 +177,8 @@ def _first(documents: Iterable[str], max_chars: int | None) -> Iterator[str]:
 
 
 def _file(path: Path) -> str:
-    check_file(path, most=MOST_TEXT, advice="give a text file, or a folder of them")
     try:
-        return path.read_text(encoding="utf-8")
+        return file_text(path, most=MOST_TEXT, advice="give a text file, or a folder of them")
     except UnicodeDecodeError as error:
         raise HeadwiseError(
             f"{path} must be UTF-8 text, but byte {error.start} is not; convert it first."
@@ -195,9 +194,8 @@ def _folder(root: Path) -> tuple[list[str], int]:
         hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
         if hidden or not file.is_file():
             continue
-        check_file(file, most=MOST_TEXT, advice="remove it, or give another folder")
         try:
-            content = file.read_text(encoding="utf-8")
+            content = file_text(file, most=MOST_TEXT, advice="remove it, or give another folder")
         except (OSError, UnicodeDecodeError):
             skipped += 1
             continue

@@ -1,5 +1,5 @@
-"""A headwise model written as other engines load it.
+"""Export of a model for other engines.
 
-An opened source enters; a folder (transformers, ONNX) or a file (GGUF) leaves, with the parity
-that was measured in the engine itself. Which plans fit which engine is `headwise.planning.targets`.
+Input: an opened source. Output: a folder (transformers, ONNX) or a file (GGUF), with the parity
+measured in the engine itself. `headwise.planning.targets` says which engine runs which plan.
 """

@@ -28,12 +28,12 @@ def _text(record: ExportRecord, source: Source, name: str) -> str:
     parts = [
         "---\ntags:\n- headwise\n---",
         f"# {plain(name)}",
-        f"{code(shown_source(record.model))}, whose attention follows a plan of headwise, written "
-        f"as {code(record.architecture)} for {plain(record.target)}.",
+        f"{code(shown_source(record.model))}, with attention planned by headwise, exported as "
+        f"{code(record.architecture)} for {plain(record.target)}.",
     ]
     if record.target == "padded":
         parts.append(
-            "Zeros stand where something was cut: the outputs are those of the cut model, and "
+            "What was cut is filled with zeros: the outputs are those of the cut model, and "
             "**nothing is saved**, neither memory nor time."
         )
     elif share < 1:

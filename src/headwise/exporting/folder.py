@@ -13,7 +13,7 @@ from headwise.artifacts import Kind
 from headwise.exporting.card import write_export_card
 from headwise.exporting.padded import PaddedForm
 from headwise.exporting.parity import stock_parity
-from headwise.exporting.parts import ExportRequest, chosen_dtype, laid_out_parts, record_of
+from headwise.exporting.parts import ExportRequest, chosen_dtype, record_of, write_parts
 from headwise.exporting.reading import Reader
 from headwise.exporting.record import EXPORT_RECORD, ExportRecord, read_export
 from headwise.exporting.served import ServedForm
@@ -43,7 +43,7 @@ class FolderExport:
     ) -> ExportRecord:
         """Lay out, write, measure."""
         request = self.request
-        parts = list(laid_out_parts(run, self.form, self.layers, progress))
+        parts = list(write_parts(run, self.form, self.layers, progress))
         with run.finish() as folder:
             with CheckpointWriter(folder) as writer:
                 for part in parts:

@@ -7,10 +7,10 @@
     qk ≠ vo, otherwise             step35
     GPT-2, nothing cut             gpt2
 
-llama, granite and deci turn neighbouring columns (rows of W_Q and W_K are reordered for it), mimo2
-and step35 turn halves. `rope_freqs` holds the factors of kept rotary planes. mimo2 and step35 want
-a layer with a sliding window: mimo2 gets a window longer than any text, step35 a layer that adds
-nothing, since its windowed layers know plain positions only.
+llama, granite and deci rotate neighbouring columns (rows of W_Q and W_K are reordered for it),
+mimo2 and step35 rotate halves. `rope_freqs` holds the factors of kept rotary planes. mimo2 and
+step35 need a layer with a sliding window: mimo2 gets a window longer than any text, step35 a layer
+that adds nothing, since its windowed layers support only plain positions.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -30,7 +30,13 @@ from headwise.errors import HeadwiseError, quoted
 from headwise.exporting.gguf_tokenizer import Vocabulary, vocabulary
 from headwise.exporting.layout import HeadShape, laid_out
 from headwise.exporting.llama_cpp import llama_cpp_parity, refuse_without_llama_cpp
-from headwise.exporting.parts import ExportRequest, chosen_dtype, laid_out_parts, record_of
+from headwise.exporting.parts import (
+    ExportRequest,
+    chosen_dtype,
+    record_of,
+    too_large,
+    write_parts,
+)
 from headwise.exporting.reading import LayerTensors, Reader
 from headwise.exporting.record import ExportRecord
 from headwise.exporting.rotary import RotaryForm, rotary_form
@@ -41,6 +47,7 @@ from headwise.runs import Run
 
 QUANTIZED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 ENDLESS = 2**24  # tokens of a sliding window that never slides
+_MOST_F16 = float(np.finfo(np.float16).max)
 _STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _AROUND = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -70,7 +77,7 @@ Arrays = dict[str, np.ndarray]
 class GGUFForm:
     """A portable plan in an architecture of llama.cpp: metadata, and tensors layer by layer.
 
-    A tensor's key is its name, a bar, and the format its numbers are stored in.
+    A tensor's key is its name, a bar, and its number format.
     """
 
     def __init__(self, reader: Reader, stored: str) -> None:
@@ -133,10 +140,10 @@ class GGUFForm:
         return made
 
     def _null_layer(self) -> Arrays:
-        """A last layer that adds nothing: step35 wants one with a sliding window.
+        """A last layer that adds nothing: step35 needs one with a sliding window.
 
-        Such a layer turns by plain positions, so none of the model's own can be it. Norms of zero
-        make all that follows them zero; it has no MLP, and caches one head for one token.
+        Such a layer rotates by plain positions, so none of the model's own layers can be used. Its
+        norms are zero, so its output is zero; it has no MLP, and caches one head for one token.
         """
         n, d_model = len(self.reader), self.reader.config.hidden_size
         key, value = self.shape.qk_dim, self.shape.vo_dim
@@ -253,12 +260,15 @@ class GGUFForm:
         block = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
         if tensor.shape[-1] % block:
             kind = "F16"
+        # Quantised blocks have their scales in 16 bits.
+        if kind not in ("F32", "BF16") and np.abs(numbers).max(initial=0) > _MOST_F16:
+            raise too_large(name, kind)
         packed = quants.quantize(numbers, GGMLQuantizationType[kind])
         return {f"{name}|{kind}": np.ascontiguousarray(packed)}
 
 
 class GGUFExport:
-    """An export to one GGUF file, which tells in its metadata from which inputs it was made."""
+    """An export to one GGUF file, whose metadata records the inputs it was made from."""
 
     writes: Kind = "file"
 
@@ -280,7 +290,7 @@ class GGUFExport:
     ) -> ExportRecord:
         """Lay out, quantise, write, measure."""
         request = self.request
-        parts = list(laid_out_parts(run, self.form, self.layers, progress))
+        parts = list(write_parts(run, self.form, self.layers, progress))
         with atomic_file(run.output, force=run.force, inputs=run.inputs_read) as file:
             self._write(file, run, parts)
             if request.check:
@@ -290,15 +300,17 @@ class GGUFExport:
         return record
 
     def finished(self, file: Path) -> ExportRecord:
-        """The record of a file that is whole; its parity is measured in llama.cpp."""
+        """The record of a complete file; its parity is measured in llama.cpp."""
         request, form, notes = self.request, self.form, []
         parity = llama_cpp_parity(request.source, file, self.stored) if request.check else None
         if form.stored_twice:
-            notes.append(f"{form.architecture} has no tied embeddings, so they are stored twice.")
+            notes.append(f"{form.architecture} cannot tie embeddings, so they are stored twice.")
         wide = self._kept_wide(file)
         if wide:
             listed = ", ".join(sorted(wide))
-            notes.append(f"{listed} stay in 16 bits: no block of {self.stored} divides their rows.")
+            notes.append(
+                f"{listed} stay in 16 bits: no {self.stored} blocks divide their row length."
+            )
         return record_of(request, form.architecture, self.dtype, parity, tuple(notes))
 
     def _kept_wide(self, file: Path) -> set[str]:

@@ -4,8 +4,8 @@
     BPE that falls back to      tokens with scores (the later a merge, the lower), bytes as <0x0A>
     bytes (SentencePiece's)
 
-llama.cpp has its own code for each rule and knows them by name; a tokenizer whose rule it does not
-know is refused, since its tokens would silently be others.
+llama.cpp has its own code for each rule and selects it by name. A tokenizer with an unknown rule is
+refused, because its tokens would silently differ.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headwise.data.tokens import tokenizing
 from headwise.errors import HeadwiseError, quoted
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _EXPRESSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a GGUF file says of its tokenizer."""
+    """The tokenizer's metadata in a GGUF file."""
 
     model: str  # gpt2 or llama
     pre: str
@@ -47,7 +48,7 @@ class Vocabulary:
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Vocabulary:
-    """The tokenizer in llama.cpp's terms; places of the model without a token are unused."""
+    """The tokenizer in llama.cpp's terms; vocabulary entries without a token are unused."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise _unknown("it has no tokenizer.json")
@@ -73,7 +74,8 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Vocabular
         )
         if isinstance(number, int)
     }
-    first = tokenizer("a", verbose=False)["input_ids"][:1]
+    with tokenizing():
+        first = tokenizer("a", verbose=False)["input_ids"][:1]
     template = tokenizer.chat_template
     common: dict[str, Any] = {
         "special": special,
@@ -107,7 +109,7 @@ def _splitting_rule(normalizer: Any, pre_tokenizer: Any) -> str:
             expression = steps[0]["pattern"].get("Regex", "")
             if expression in _EXPRESSIONS:
                 return _EXPRESSIONS[expression]
-    raise _unknown(f"it splits text by {quoted(kinds)} with options of its own")
+    raise _unknown(f"it splits text by {quoted(kinds)} with other options")
 
 
 def _with_scores(

@@ -1,11 +1,11 @@
-"""Ragged heads laid out as an engine with one head width wants them.
+"""Ragged heads in the layout of an engine with one head width.
 
     ours      [ first halves of its planes | second halves | position-free ]     per head
     theirs    [ first halves of all slots  | second halves ]                     one width
 
 An engine's head has *slots*, each two columns wide: a rotary plane, or a pair of position-free
-columns (a plane that never turns). A head's planes go to their slots, and columns that it does not
-have stay zero: zeros change neither scores nor outputs. The engine divides scores by √width, so
+columns (a plane that is not rotated). A head's planes go to their slots, and missing columns are
+zero, which changes neither scores nor outputs. The engine divides scores by √width, so
 each head's own scale is folded into its queries.
 """
 
@@ -26,7 +26,7 @@ class HeadShape:
     """The one shape that all heads of an engine's layer have.
 
     `planes` are the source's rotary planes in slot order; then come `free` position-free columns:
-    in slots of their own (`free_in_slots`), or after all that turns.
+    in their own slots (`free_in_slots`), or after all rotated columns.
     """
 
     planes: tuple[int, ...]
@@ -43,7 +43,7 @@ class HeadShape:
 
     @property
     def score_scale(self) -> float:
-        """What the engine multiplies scores with."""
+        """The factor by which the engine multiplies scores."""
         return self.qk_dim**-0.5 if self.scale is None else self.scale
 
     @property
@@ -60,7 +60,7 @@ class HeadShape:
         free = head.qk_dim - 2 * len(head.rotary_planes)
         if missing or free > self.free:
             what = f"rotary plane {missing[0]}" if missing else f"{free} position-free columns"
-            raise HeadwiseError(f"a head has {what}, for which this target has no place.")
+            raise HeadwiseError(f"a head has {what}, which this target does not support.")
         turned = [place[p] for p in head.rotary_planes]
         if self.free_in_slots:
             first = len(self.planes)
@@ -79,8 +79,8 @@ def laid_out(
 ) -> Projections:
     """The projections of a layer with `n_groups` heads of one shape.
 
-    `groups[j]` is the place that head group j takes; places that no group takes are zero. Heads
-    whose engine lets each have its own planes give a shape each, alike in all but the planes.
+    `groups[j]` is the place of head group j; places without a group are zero. If the engine allows
+    different planes per head, there is one shape per head, and they differ only in the planes.
     """
     shapes = [shape] * len(layer.heads) if isinstance(shape, HeadShape) else shape
     shape = shapes[0] if shapes else HeadShape((), 0, 0, 1)

@@ -1,8 +1,8 @@
-"""Parity in llama.cpp: the likeliest next tokens and their log-probabilities, place by place.
+"""Parity in llama.cpp: the most likely next tokens and their log-probabilities at each position.
 
-llama.cpp tells the probabilities of tokens that it generates. So it is asked for one token after
-every beginning of a text; what it has read stays in its cache, so each costs one step of decoding.
-The cache is kept in float32 there, as ours is.
+llama.cpp returns the probabilities of tokens that it generates. It therefore generates one token
+after every prefix of a text; the prefix stays in its cache, so each takes one decoding step.
+The cache is in float32, as ours is.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from headwise.data.tokens import token_ids
 from headwise.errors import HeadwiseError, quoted, reason_of
 from headwise.exporting.parity import POSITIONS, sample_text, sample_tokens
 from headwise.exporting.record import Parity
@@ -64,7 +65,7 @@ def open_server(
 
 
 def likeliest(server: Any, prompt: list[int], listed: int = LISTED) -> dict[int, float]:
-    """The likeliest tokens after a prompt with their log-probabilities, the first first."""
+    """The most likely tokens after a prompt with their log-probabilities, best first."""
     answer = server.handle_completions(
         {
             "prompt": prompt,
@@ -88,12 +89,12 @@ def tokenised(server: Any, text: str) -> list[int]:
 
 
 def templated(server: Any, messages: list[dict[str, str]]) -> str:
-    """What llama.cpp makes of a chat by the file's own template."""
+    """A chat formatted by llama.cpp with the file's own template."""
     return str(_asked(server, "apply-template", messages=messages)["prompt"])
 
 
 def saved_bytes(server: Any) -> int:
-    """What the cache of all that was read weighs, saved by llama.cpp itself."""
+    """The size of the cache of everything read, saved by llama.cpp itself."""
     return int(_asked(server, "slots/0?action=save", filename="state")["n_written"])
 
 
@@ -112,11 +113,11 @@ def llama_cpp_parity(source: Source, file: Path, stored: str) -> Parity:
     ids = sample_tokens(source, min(FIRST + POSITIONS, source.plan.shape.context - 1))
     server = open_server(file, len(ids) + 8)
     text = sample_text(4 * POSITIONS)
-    own = source.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    if tokenised(server, text) != list(own):
+    own = token_ids(source.tokenizer, text)
+    if tokenised(server, text) != own:
         raise HeadwiseError(
             f"llama.cpp splits text into other tokens than the tokenizer of {source.name}; this is "
-            "a mistake of the export: give another target."
+            "a bug in the export: give another target."
         )
     ends = range(min(FIRST, len(ids)), len(ids) + 1)
     found = {end: likeliest(server, ids[:end]) for end in ends}

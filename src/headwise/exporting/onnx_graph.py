@@ -4,8 +4,8 @@
               past_key_values.N.key and .value (batch, heads, past, width of layer N)
     outputs   logits (batch, new, vocabulary), present.N.key and .value
 
-The graph is our own model traced by torch.export, so nothing is padded and nothing need be tied. A
-layer with heads of several widths caches them side by side, as one head.
+The graph is our own model traced by torch.export, so nothing is padded and no widths need to be
+equal. A layer with heads of several widths caches them concatenated, as one head.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -70,7 +70,7 @@ class Decoder(torch.nn.Module):
 
 
 class GraphRecord(Record):
-    """The content of onnx.json: what whoever runs the graph has to know of its cache.
+    """The content of onnx.json: the cache's shape, which the caller of the graph needs.
 
     `cache` has the heads and the width of every layer's keys and values.
     """
@@ -180,7 +180,7 @@ def write_graph(model: Any, ids: torch.Tensor, file: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Without the exporter's remarks on its own deprecations and on packages it can go without."""
+    """Suppress the exporter's warnings about deprecations and optional packages."""
     said = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = said.level
     said.setLevel(logging.ERROR)
@@ -206,7 +206,7 @@ def cache_shapes(model: Any, ids: torch.Tensor) -> dict[str, tuple[int, int]]:
 
 
 def genai_settings(source: Source, cache: dict[str, tuple[int, int]]) -> dict[str, Any] | None:
-    """What onnxruntime-genai reads beside a graph; None where it has no place for the cache.
+    """The settings onnxruntime-genai reads; None if it does not support the cache's shape.
 
     It takes each layer's heads and width from the graph, one shape for both keys and values.
     """
@@ -269,7 +269,7 @@ class Session:
         self.past: list[np.ndarray] = list(self._empty)
 
     def reset(self) -> None:
-        """Forget what was read."""
+        """Clear the cache."""
         self.past = list(self._empty)
 
     def read(self, ids: list[int]) -> np.ndarray:
@@ -286,7 +286,7 @@ class Session:
 
 
 def onnx_parity(source: Source, folder: Path) -> Parity:
-    """The graph in ONNX Runtime against our model, at once and token by token from the cache."""
+    """The graph in ONNX Runtime against our model, in one pass and token by token."""
     ids = sample_tokens(source)
     model = source.load(device="cpu", dtype="fp32")
     with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""Any plan in the source's own stock class: zeros stand where something was cut.
+"""Any plan in the source's own stock class: what was cut is filled with zeros.
 
-Equal logits, nothing saved: it is for tools that know the family and nothing else, and the way to a
-file format of such a tool.
+The logits are equal and nothing is saved. It is for tools that support only the stock family, and
+for their file formats.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from headwise.errors import HeadwiseError
 from headwise.exporting.layout import HeadShape, laid_out
+from headwise.exporting.parts import in_numbers
 from headwise.exporting.reading import LayerTensors, Reader, Tensors
 from headwise.models.backbones_headwise import (
     Projection,
@@ -63,7 +64,7 @@ class PaddedForm:
 
     def around(self) -> Tensors:
         """Everything outside the layers."""
-        return {name: tensor.to(self.dtype) for name, tensor in self.reader.around()}
+        return in_numbers(dict(self.reader.around()), self.dtype)
 
     def layer(self, i: int) -> Tensors:
         """The tensors of one stock layer, by their names in the stock model."""
@@ -84,10 +85,10 @@ class PaddedForm:
             if own in tensors:
                 made[name].view(-1)[index.reshape(-1)] = tensors[own].reshape(-1)
         start = f"{self.reader.layer_prefix}{i}."
-        return {start + n: t.to(self.dtype).contiguous() for n, t in made.items()}
+        return in_numbers({start + n: t.contiguous() for n, t in made.items()}, self.dtype)
 
     def _padded_mlp(self, rest: Tensors) -> Tensors:
-        """The MLP with neurons that neither hear nor say anything up to the stock width."""
+        """The MLP filled with zero neurons up to the stock width."""
         mlp = self.reader.family.mlp
         own = mlp.read(rest)
         missing = self.reader.source.plan.shape.ffn_dim - own["down"].weight.shape[1]
@@ -102,9 +103,9 @@ class PaddedForm:
 
     @cached_property
     def _index(self) -> list[tuple[str, str, torch.Tensor]]:
-        """Which number of which stock tensor each number of a projection is.
+        """The stock tensor and index of each entry of a projection.
 
-        The family's own reader tells: it is shown a layer whose weights are their own places.
+        Found by the family's own reader, applied to a layer whose weights are their own indices.
         """
         owner = copy.deepcopy(self._owner)
         names, start = [], 0
@@ -128,11 +129,11 @@ class PaddedForm:
         scales = {h.score_scale for h in read.layer.heads}
         if self.reader.family.norm and any(abs(s / heads.score_scale - 1) > 1e-9 for s in scales):
             raise HeadwiseError(
-                f"{self.reader.source.name} has heads with a score scale of their own behind "
-                "normed queries, which its stock class has not; it cannot be padded."
+                f"{self.reader.source.name} has heads with different score scales after normed "
+                "queries, which its stock class does not support; it cannot be padded."
             )
 
 
 def places(layer: Layer) -> list[int]:
-    """The places that the head groups of a layer take in the stock model."""
+    """The places of a layer's head groups in the stock model."""
     return list(range(len(layer.heads)))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headwise.data.text import read_source
+from headwise.data.tokens import token_ids
 from headwise.errors import HeadwiseError
 from headwise.exporting.record import Parity
 from headwise.models.shapes import TASKS
@@ -25,15 +26,15 @@ LOGIT_LIMITS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def sample_tokens(source: Source, positions: int = POSITIONS) -> list[int]:
-    """Tokens of a text that every Python has; random ones if there is no tokenizer."""
+    """Tokens of a built-in text; random ones if there is no tokenizer."""
     context = source.plan.shape.context
     count = max(2, min(positions, context))
     vocab = source.stock_config.vocab_size
     try:
         text = sample_text(8 * positions)
-        ids = source.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = token_ids(source.tokenizer, text)
         if len(ids) >= count and max(ids[:count]) < vocab:
-            return list(ids[:count])
+            return ids[:count]
     except HeadwiseError:
         pass
     generator = torch.Generator().manual_seed(0)
@@ -41,7 +42,7 @@ def sample_tokens(source: Source, positions: int = POSITIONS) -> list[int]:
 
 
 def sample_text(characters: int) -> str:
-    """A text that every Python has."""
+    """A built-in text."""
     return "\n".join(read_source("builtin:python", max_chars=characters).documents)
 
 
@@ -61,9 +62,9 @@ def sample_inputs(source: Source) -> dict[str, torch.Tensor]:
 def stock_parity(source: Source, folder: Path, dtype: torch.dtype) -> Parity:
     """A folder loaded by transformers' own classes against our model.
 
-    Both run in float32. Where they differ by more than the limit they run in float64 as well, which
-    tells another model from the same one added up in another order: a cut that was not fitted can
-    make 3e-5 of float32's rounding, and nothing in float64.
+    Both run in float32. If they differ by more than the limit they also run in float64, which
+    distinguishes a different model from a different order of summation: an unfitted cut can differ
+    by 3e-5 in float32, and by nothing in float64.
     """
     parity = _logits_apart(source, folder, dtype, torch.float32)
     if parity.held or dtype != torch.float32:
@@ -103,7 +104,7 @@ def _first(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @torch.inference_mode()
 def _cached_numbers(model: Any, inputs: dict[str, torch.Tensor]) -> int:
-    """How many numbers a token leaves in the cache that the model itself makes."""
+    """The numbers per token in the model's own cache."""
     ids = inputs["input_ids"][:, :3]
     cache = model(input_ids=ids, use_cache=True).past_key_values
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)

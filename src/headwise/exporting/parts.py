@@ -1,4 +1,4 @@
-"""What every export shares: the request, its resumable parts, its record."""
+"""The parts that all exports share: the request, its resumable parts, its record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PACKAGES = ("headwise", "torch", "transformers", "gguf", "xllamacpp", "onnx", "
 
 
 class Form(Protocol):
-    """What an exported file holds: tensors by their final names, one layer at a time."""
+    """The contents of an exported file: tensors by their final names, one layer at a time."""
 
     @property
     def architecture(self) -> str:
@@ -34,9 +34,26 @@ class Form(Protocol):
         """One layer."""
 
 
+def in_numbers(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Tensors in other numbers; what these cannot hold would silently become infinite."""
+    made = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    for name, tensor in made.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise too_large(name, str(dtype).removeprefix("torch."))
+    return made
+
+
+def too_large(name: str, numbers: str) -> HeadwiseError:
+    """The error for a tensor whose numbers another format cannot hold."""
+    return HeadwiseError(
+        f"{name} has numbers beyond the range of {numbers}, which would become infinite; give "
+        "--dtype bf16 or fp32, and leave --quantize out."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What is exported, to which target, in which numbers."""
+    """The model to export, the target and the number format."""
 
     source: Source
     target: str
@@ -46,7 +63,7 @@ class ExportRequest:
     command: str = ""
 
     def inputs(self) -> dict[str, Any]:
-        """What the output depends on."""
+        """The inputs that determine the output."""
         return {
             "model": self.source.name,
             "weights_sha256": self.source.weights_sha256,
@@ -57,12 +74,12 @@ class ExportRequest:
 
     @property
     def key(self) -> str:
-        """By which a finished export is known."""
+        """The key that identifies a finished export."""
         return key_of("export", self.inputs())
 
 
-def laid_out_parts(run: Run, form: Form, layers: int, progress: Progress) -> Iterator[str]:
-    """The names of the parts of an export, in order; those that are missing are made."""
+def write_parts(run: Run, form: Form, layers: int, progress: Progress) -> Iterator[str]:
+    """Write the missing parts of an export; returns the names of all parts, in order."""
 
     def layer(i: int) -> Callable[[], Mapping[str, Any]]:
         return lambda: form.layer(i)
@@ -99,7 +116,7 @@ def record_of(
 
 
 def chosen_dtype(request: ExportRequest, reader: Reader) -> torch.dtype:
-    """The number format asked for; `auto` is that of the source."""
+    """The requested number format; `auto` is that of the source."""
     if request.dtype in DTYPES:
         return DTYPES[request.dtype]
     if request.dtype != "auto":

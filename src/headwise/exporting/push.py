@@ -1,7 +1,7 @@
-"""A finished folder put on the Hugging Face hub, with its card and its recipe.
+"""Upload of a finished folder to the Hugging Face hub, with its card and its recipe.
 
-Nothing leaves the machine but by this call. Only folders that headwise wrote are pushed, and of
-those only what belongs to a model: parts of unfinished work and code that is not the model's stay.
+Nothing else uploads anything. Only folders that headwise wrote are pushed, and of
+those only the files of the model: unfinished work and unrelated code are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from headwise.artifacts import wrote
+from headwise.artifacts import is_headwise_output
 from headwise.errors import HeadwiseError, quoted, reason_of
 
 CARD = "README.md"
@@ -37,13 +37,13 @@ def push_folder(
     """Upload a folder that headwise wrote; the repository is made if it is not there."""
     from huggingface_hub import HfApi
 
-    if not folder.is_dir() or not wrote(folder):
+    if not folder.is_dir() or not is_headwise_output(folder):
         raise HeadwiseError(
             f"{folder} is not a folder that headwise wrote; give the output of compress, recover "
             "or export."
         )
     if not (folder / CARD).is_file():
-        raise HeadwiseError(f"{folder} has no {CARD}; a model goes with its card: make it again.")
+        raise HeadwiseError(f"{folder} has no {CARD}, the model's card; make the folder again.")
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise HeadwiseError(f"a repository is owner/name, got {quoted(repo)}.")
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())

@@ -134,8 +134,8 @@ class Reader:
                 listed = tuple(float(f) for f in frequencies.double())
                 return Rotary(listed, float(stated["rope_theta"]))
         raise HeadwiseError(
-            f"{self.source.name} has rotary positions of kind {kind}, which no target but padded "
-            "and onnx takes; export to one of those."
+            f"{self.source.name} has rotary positions of kind {kind}, which only padded and onnx "
+            "support; export to one of those."
         )
 
     def _tensor(self, name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""export.json: what was exported, for which engine, and how near it is to the source."""
+"""export.json: what was exported, for which engine, and how close it is to the source."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Parity(Frozen):
         where = self.engine if self.computed == "float32" else f"{self.engine} in {self.computed}"
         return (
             f"{verdict} in {where}: {self.measure} differ by at most {self.error:.2g} {unit} "
-            f"(limit {self.limit:.2g}) at {self.positions} positions, the likeliest token agrees "
-            f"at {self.top_agreement:.1%}"
+            f"(limit {self.limit:.2g}) at {self.positions} positions, the top token agrees at "
+            f"{self.top_agreement:.1%}"
         )
 
 
@@ -68,17 +68,17 @@ def read_export(folder: Path) -> ExportRecord:
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Where the export lies, and its record."""
+    """The export's path, and its record."""
 
     out: Path
     record: ExportRecord
 
     @property
     def parity(self) -> Parity | None:
-        """How near the exported model is, None if it was not checked."""
+        """How close the exported model is, None if it was not checked."""
         return self.record.parity
 
     @property
     def held(self) -> bool:
-        """Whether the check passed, or was left out."""
+        """Whether the check passed, or was skipped."""
         return self.parity is None or self.parity.held

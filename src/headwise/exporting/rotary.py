@@ -1,10 +1,11 @@
-"""Kept rotary planes said in words that other engines know.
+"""Kept rotary planes expressed in the position settings of other engines.
 
     default    frequencies base^(−2j/w): all planes of the source, or every s-th from the first
     linear     the same divided by a factor: every s-th plane from another one on
     longrope   any list, stated as factors on base^(−2j/w); a position-free pair has a huge factor
 
-The first that states the kept frequencies is taken: plain rotary positions survive every converter.
+The first that expresses the kept frequencies is used: plain rotary positions survive every
+converter.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SAME = 1e-6  # relative; frequencies are computed in float32
 
 @dataclass(frozen=True, slots=True)
 class RotaryForm:
-    """How an engine is told the frequencies: a base, a linear factor, or factors of each slot."""
+    """The frequencies in an engine's settings: a base, a linear factor, or factors per slot."""
 
     base: float
     factor: float = 1.0
@@ -47,7 +48,7 @@ class RotaryForm:
 
 
 def rotary_form(rotary: Rotary, shape: HeadShape) -> RotaryForm:
-    """The plainest statement of the frequencies that a head shape's slots have."""
+    """The simplest expression of the frequencies of a head shape's slots."""
     found = [None if p is None else rotary.frequencies[p] for p in shape.slots]
     width = 2 * len(found)
     turning = [f for f in found if f is not None]

@@ -2,8 +2,8 @@
 
     Reader ─► form ─► parts in OUT.partial, one per layer ─► files ─► parity in the engine ─► OUT
 
-What takes long (laying out, quantising) is kept in parts, so that the same call resumes after a
-kill. The output takes its place when it is whole and its parity is measured.
+The slow work (layout, quantisation) is saved in parts, so that the same call resumes after a
+kill. The output is renamed when it is complete and its parity is measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def export_model(
     progress: Progress = silent,
     finishing: Callable[[Path], None] | None = None,
 ) -> ExportResult:
-    """Write the model as its target loads it, and measure it there.
+    """Write the model for its target, and measure parity there.
 
     `finishing` may add files to an exported folder before it takes its place.
     """

@@ -5,7 +5,7 @@
 
 That backend makes one attention call per layer, so all heads of a layer get the width of its widest
 side. It allocates each layer's cache by `per_layer_config`. Zeros change neither scores nor
-outputs, whatever plane turns them, so each head keeps its planes and borrows what it lacks.
+outputs, whichever plane rotates them, so each head keeps its planes and borrows further ones.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -23,6 +23,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from headwise.errors import HeadwiseError
 from headwise.exporting.layout import HeadShape, laid_out
+from headwise.exporting.parts import in_numbers
 from headwise.exporting.reading import Reader, Tensors
 from headwise.models.attention_headwise import PROJECTIONS
 from headwise.models.backbones_headwise import rotary_planes
@@ -51,7 +52,7 @@ def served_shapes(heads: Sequence[Head], width: int, planes: int) -> list[HeadSh
 
 
 class ServedForm:
-    """A plan with one head width per layer, and the settings by which an engine finds it."""
+    """A plan with one head width per layer, and the settings that an engine reads."""
 
     architecture = "headwise"
 
@@ -118,7 +119,7 @@ class ServedForm:
 
     def around(self) -> Tensors:
         """Everything outside the layers."""
-        return {f"backbone.{name}": t.to(self.dtype) for name, t in self.reader.around()}
+        return in_numbers({f"backbone.{n}": t for n, t in self.reader.around()}, self.dtype)
 
     def layer(self, i: int) -> Tensors:
         """The tensors of one layer."""
@@ -129,4 +130,4 @@ class ServedForm:
         for name, tensor in own.tensors().items():
             side, _, kind = name.partition(".")
             made[f"{start}{self.reader.family.attention}.{PROJECTIONS[side]}.{kind}"] = tensor
-        return {name: tensor.to(self.dtype).contiguous() for name, tensor in made.items()}
+        return in_numbers({name: tensor.contiguous() for name, tensor in made.items()}, self.dtype)

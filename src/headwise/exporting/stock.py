@@ -1,6 +1,6 @@
 """Folders that transformers loads without headwise: a cut model in a class it knows.
 
-    one width, qk = vo    llama with `head_dim`; windowed mistral and qwen2 stay what they are;
+    one width, qk = vo    llama with `head_dim`; windowed mistral and qwen2 keep their class;
                           granite, which states its score scale, where folding it would round
     one width, qk ≠ vo    mimo_v2_flash with every layer full attention and a dense MLP
 
@@ -21,6 +21,7 @@ from transformers import CONFIG_MAPPING
 
 from headwise.errors import HeadwiseError
 from headwise.exporting.layout import HeadShape, laid_out
+from headwise.exporting.parts import in_numbers
 from headwise.exporting.reading import Reader, Tensors
 from headwise.exporting.rotary import rotary_form
 from headwise.models.attention_headwise import PROJECTIONS
@@ -104,7 +105,7 @@ class StockForm:
 
     def around(self) -> Tensors:
         """Embeddings, last norm and output head."""
-        return {name: tensor.to(self.dtype) for name, tensor in self.reader.around()}
+        return in_numbers(dict(self.reader.around()), self.dtype)
 
     def layer(self, i: int) -> Tensors:
         """The tensors of one layer by their names in the exported model."""
@@ -121,7 +122,7 @@ class StockForm:
                 made[f"{place}.bias"] = none if own.bias is None else own.bias
         for name, tensor in split_mlp(read.rest).items():
             made[start + name] = tensor
-        return {name: tensor.to(self.dtype).contiguous() for name, tensor in made.items()}
+        return in_numbers({name: tensor.contiguous() for name, tensor in made.items()}, self.dtype)
 
     @property
     def _biased(self) -> bool:
@@ -137,7 +138,7 @@ _MODEL_CLASSES = {"mimo_v2_flash": "MiMoV2FlashForCausalLM"}
 
 
 def portable_shape(reader: Reader, target: str) -> HeadShape:
-    """The one shape of all heads; a plan that has none, or a family without, is refused."""
+    """The common shape of all heads; a plan or a family without one is refused."""
     answer = target_of(target).runs(reader.source.plan)
     if not answer.yes or reader.config.model_type not in LLAMA_LIKE:
         reason = answer.why_not or f"{reader.config.model_type} has no portable form"
@@ -151,10 +152,10 @@ def portable_shape(reader: Reader, target: str) -> HeadShape:
 
 
 def unfolded_scale(reader: Reader, shape: HeadShape) -> float | None:
-    """The score scale that a class must state, so that no stored number is rounded again.
+    """The score scale that a class must store, so that no stored weight is rounded again.
 
-    None where folding it into the queries is exact: in float32 (as near as float32 is), where the
-    factor is a power of two, and where heads have several scales, which no class states.
+    None where it can be folded into the queries: in float32 (up to its own rounding), if the factor
+    is a power of two, and if heads have several scales, which no class can store.
     """
     scales = {head.score_scale for layer in reader.layers for head in layer.heads}
     scale = min(scales)

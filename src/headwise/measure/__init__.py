@@ -1,5 +1,5 @@
-"""What a model does, as numbers.
+"""Measurements of models.
 
-Loaded models and texts (or images) enter; likelihoods, comparisons of two models, speeds, sizes and
-the record of a verification leave. Nothing is trained or written here.
+Input: loaded models and texts (or images). Output: likelihoods, comparisons of two models, speeds,
+sizes and the record of a verification. Nothing is trained or written here.
 """

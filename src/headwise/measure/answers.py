@@ -1,11 +1,11 @@
-"""Tasks: questions with known answers, asked of two models through lm-eval.
+"""Tasks: questions with known answers, for two models through lm-eval.
 
     --tasks piqa,lambada ─┬─ FOLDER/piqa*.jsonl (--task-data), one question a line
                           └─ or the data that lm-eval downloads
         ─► each model's answers, question by question ─► accuracy, and the paired difference
 
-The two models answer the same questions, so most of the chance in which questions were drawn
-cancels in the difference: its standard error is that of the differences, question by question.
+The two models answer the same questions, so most of the sampling noise cancels in the difference:
+its standard error is that of the paired differences, question by question.
 
 Lines of a file, by task:
 
@@ -13,7 +13,7 @@ Lines of a file, by task:
     piqa, arc_easy, hellaswag, boolq {"query": …, "choices": […], "gold": index}
     winogrande                       {"context_options": […], "continuation": …, "gold": index}
 
-Encoders are asked other tasks, without lm-eval (`headwise.measure.probes`).
+Encoders have other tasks, without lm-eval (`headwise.measure.probes`).
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -54,7 +54,7 @@ Form = Literal["last word", "choices", "contexts"]
 
 @dataclass(frozen=True, slots=True)
 class LocalTask:
-    """How a task's file is asked: its form, and what stands between question and answer."""
+    """How a task's file is read: its form, and the text between question and answer."""
 
     form: Form
     after: str = ""
@@ -80,8 +80,8 @@ _BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class TaskAsked:
-    """A task with its questions, or without them: then lm-eval brings its own."""
+class TaskQuestions:
+    """A task with its questions; without them lm-eval uses its own."""
 
     name: str
     source: str
@@ -91,14 +91,14 @@ class TaskAsked:
 
     @property
     def kind(self) -> str:
-        """The kind of model that it is for."""
+        """The kind of model that the task is for."""
         return "causal" if self.probe is None else "encoder"
 
 
-def tasks_asked(
+def read_tasks(
     names: Sequence[str], data: str | None = None, limit: int | None = None
-) -> tuple[TaskAsked, ...]:
-    """The tasks with their local questions; a missing or damaged file is one clear sentence."""
+) -> tuple[TaskQuestions, ...]:
+    """The tasks with their local questions; a missing or damaged file is an error."""
     if data is not None and not names:
         raise HeadwiseError("--task-data needs --tasks; name them, for example piqa,lambada.")
     if set(names) - set(PROBES):
@@ -113,14 +113,14 @@ def _refuse_without_lm_eval() -> None:
         raise HeadwiseError("tasks need lm-eval; install it with `pip install 'headwise[eval]'`.")
 
 
-def _asked(name: str, data: str | None, limit: int | None) -> TaskAsked:
+def _asked(name: str, data: str | None, limit: int | None) -> TaskQuestions:
     if name in PROBES:
         if data is None:
             raise HeadwiseError(f"the task {name} needs its files; give their folder: --task-data.")
-        source, rows_asked = probe_data(name, data, limit)
-        return TaskAsked(name, source, limit, probe=rows_asked)
+        source, probe = probe_data(name, data, limit)
+        return TaskQuestions(name, source, limit, probe=probe)
     if data is None:
-        return TaskAsked(name, "lm-eval", limit)
+        return TaskQuestions(name, "lm-eval", limit)
     if name not in LOCAL_TASKS:
         raise HeadwiseError(
             f"--task-data knows the files of {', '.join([*LOCAL_TASKS, *PROBES])}, got the task "
@@ -136,7 +136,7 @@ def _asked(name: str, data: str | None, limit: int | None) -> TaskAsked:
     rows = _questions(path, LOCAL_TASKS[name].form)
     if len(rows[:limit]) < 2:
         raise HeadwiseError(f"{path} must hold at least 2 questions for a standard error.")
-    return TaskAsked(name, path.name, limit, tuple(rows[:limit]))
+    return TaskQuestions(name, path.name, limit, tuple(rows[:limit]))
 
 
 def _questions(path: Path, form: Form) -> list[Mapping[str, Any]]:
@@ -165,16 +165,16 @@ def _questions(path: Path, form: Form) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswers:
-    """How a model did on each question, by the question's number."""
+    """A model's result on each question, by the question's number."""
 
     metric: str
     right: Mapping[int, float]  # of "mcc" the predicted label, of "spearman" the likeness
 
 
-def _probe_result(task: TaskAsked, cut: TaskAnswers, dense: TaskAnswers) -> TaskResult:
-    """Metrics that are no means: their standard errors are those of rows drawn again."""
+def _probe_result(task: TaskQuestions, cut: TaskAnswers, dense: TaskAnswers) -> TaskResult:
+    """Metrics that are not means: their standard errors come from bootstrap resamples."""
     assert task.probe is not None
-    labels, metric = task.probe.asked.labels, cut.metric
+    labels, metric = task.probe.test.labels, cut.metric
     own, other = (np.array(list(one.right.values())) for one in (cut, dense))
     drawn = resampled(metric, (own, other), labels)
     errors = [float(x.std(ddof=1)) for x in (*drawn, drawn[0] - drawn[1])]
@@ -199,7 +199,7 @@ def _probe_result(task: TaskAsked, cut: TaskAnswers, dense: TaskAnswers) -> Task
 def task_result(name: str, source: str, cut: TaskAnswers, dense: TaskAnswers) -> TaskResult:
     """Means with their standard errors, and the difference of pairs with its own."""
     if cut.right.keys() != dense.right.keys() or len(cut.right) < 2:
-        raise HeadwiseError(f"{name}: both models must answer the same 2 questions or more.")
+        raise HeadwiseError(f"{name}: both models must answer the same questions, at least 2.")
     numbers = sorted(cut.right)
     own, other = ([one.right[n] for n in numbers] for one in (cut, dense))
     differences = [a - b for a, b in zip(own, other, strict=True)]
@@ -220,28 +220,28 @@ def task_result(name: str, source: str, cut: TaskAnswers, dense: TaskAnswers) ->
 
 
 def task_results(
-    asked: Sequence[TaskAsked], cut: Sequence[TaskAnswers], dense: Sequence[TaskAnswers]
+    tasks: Sequence[TaskQuestions], cut: Sequence[TaskAnswers], dense: Sequence[TaskAnswers]
 ) -> tuple[TaskResult, ...]:
     """Every task, answered by both models."""
     return tuple(
         task_result(task.name, task.source, own, other)
         if own.metric not in ("mcc", "spearman")
         else _probe_result(task, own, other)
-        for task, own, other in zip(asked, cut, dense, strict=True)
+        for task, own, other in zip(tasks, cut, dense, strict=True)
     )
 
 
-def task_answers(
+def answer_tasks(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[TaskAsked],
+    tasks: Sequence[TaskQuestions],
     progress: Progress = silent,
 ) -> tuple[TaskAnswers, ...]:
     """A model's answers to every task."""
     found = []
-    for done, task in enumerate(asked, 1):
+    for done, task in enumerate(tasks, 1):
         found.append(_answers(model, tokenizer, task))
-        progress("tasks", done, len(asked))
+        progress("tasks", done, len(tasks))
     return tuple(found)
 
 
@@ -249,7 +249,7 @@ def _stderr(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _answers(model: Any, tokenizer: PreTrainedTokenizerBase, task: TaskAsked) -> TaskAnswers:
+def _answers(model: Any, tokenizer: PreTrainedTokenizerBase, task: TaskQuestions) -> TaskAnswers:
     if task.probe is not None:
         outcomes = probe_outcomes(task.name, model, tokenizer, task.probe)
         return TaskAnswers(PROBES[task.name].metric, dict(enumerate(outcomes)))
@@ -283,8 +283,8 @@ def _answers(model: Any, tokenizer: PreTrainedTokenizerBase, task: TaskAsked) ->
     return TaskAnswers(metric, {int(s["doc_id"]): float(s[metric]) for s in samples})
 
 
-def _config(task: TaskAsked) -> dict[str, Any]:
-    """A local task as lm-eval takes it."""
+def _config(task: TaskQuestions) -> dict[str, Any]:
+    """A local task as an lm-eval config."""
     import datasets  # type: ignore[import-untyped]
 
     local, rows = LOCAL_TASKS[task.name], list(task.questions or ())
@@ -321,7 +321,7 @@ def _config(task: TaskAsked) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """lm-eval prints bars and logs, warns, and sets the seeds of everything; none of it is left."""
+    """Suppress lm-eval's progress bars, logs and warnings, and undo its changes to the seeds."""
     import random
 
     import torch

@@ -4,16 +4,16 @@ Per token, where p are the reference's next-token probabilities and q the model'
 
     nll           −log q(next) and −log p(next); the ratio of perplexities is e to their difference
     top agreement whether both rank the same token first
-    kl            Σ p·log(p/q), what the cut changed, whatever the text says
+    kl            Σ p·log(p/q), the effect of the cut, independent of the actual text
 
 The mean is over tokens. `drift` is the KL by the number of tokens before the prediction, in
-doubling steps (1, 2, 3–4, 5–8, …): an error that builds up along the sequence shows there.
-`window_kl` is the mean of each window: a cut can fail altogether on a few that begin unluckily.
+doubling steps (1, 2, 3–4, 5–8, …): it shows errors that build up along the sequence.
+`window_kl` is the mean of each window: a cut can fail completely on a few windows.
 
 Encoders and image models are compared by the cosine between their embeddings, the means of the
-last hidden states; of a classifier, agreement and KL are those of the classes.
+last hidden states; for classifiers, agreement and KL are those of the classes.
 
-Where only one of the two models fits in memory, the predictions of the first wait on disk:
+If only one of the two models fits in memory, the predictions of the first are kept on disk:
 
 reference ─► logits of every group of windows ─► file ─┐
 (freed)                                                ├─► the same comparison, the same numbers
@@ -34,6 +34,7 @@ import numpy as np
 from jaxtyping import Float, Float16, Integer
 
 from headwise.data.images import PIXELS
+from headwise.data.tokens import tokenizing
 from headwise.errors import HeadwiseError
 from headwise.measure.likelihood import (
     DEFAULT_WINDOW,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StoredLogits:
-    """The logits of a text's groups of windows, to be read once, in the order they were written."""
+    """The logits of a text's groups of windows, read once in the order they were written."""
 
     file: Path
     at_once: int  # windows in a group
@@ -111,7 +112,7 @@ def groups(n_tokens: int, window: int, stride: int, at_once: int) -> Iterator[li
 
 
 def groups_at_once(model: PreTrainedModel, window: int) -> int:
-    """How many windows run together when there are logits of two models."""
+    """How many windows run together when the logits of two models are in memory."""
     return max(1, windows_at_once(model, window) // 2)
 
 
@@ -131,9 +132,9 @@ def _check_space(file: Path, wanted: int) -> None:
     left = shutil.disk_usage(file.parent).free
     if wanted > left:
         raise HeadwiseError(
-            f"there is memory for one of the two models only, and the predictions of the other "
-            f"need {size(wanted)} in {file.parent}, where {size(left)} are left; use fewer "
-            "--tokens, or free space."
+            f"only one of the two models fits in memory, and the predictions of the other need "
+            f"{size(wanted)} in {file.parent}, which has {size(left)} free; use fewer --tokens, or "
+            "free space."
         )
 
 
@@ -173,8 +174,8 @@ def text_comparison(
 ) -> TextComparison:
     """Score every token of `stream` but the first with both models.
 
-    `stride` is `window` unless given: then each position of a window is scored equally often. The
-    reference may be its logits on this text, stored with the same window and stride.
+    `stride` defaults to `window`: then each position of a window is scored equally often. The
+    reference may be its stored logits on this text, with the same window and stride.
     """
     stride = window if stride is None else stride
     check_windows(stream, window, stride)
@@ -192,8 +193,8 @@ def text_comparison(
         progress("scoring", group[-1].end, n_tokens)
     if not np.isfinite(sums).all():
         raise HeadwiseError(
-            "a model's predictions on this text are not numbers (NaN or infinity); a cut or "
-            "trained model that does this is broken, in half precision try --dtype fp32."
+            "a model's predictions on this text are NaN or infinite; its weights are broken, or "
+            "overflow in half precision: try --dtype fp32."
         )
     _, nll, reference_nll, agreed, kl = (sums.sum(0) / n_tokens).tolist()
     drift = tuple(
@@ -258,7 +259,7 @@ def _add(
             other = last_logits(reference, inputs.to(reference.device), scored)
         if own.shape[-1] != other.shape[-1]:
             raise HeadwiseError(
-                f"both models must have one vocabulary, got {own.shape[-1]} and "
+                f"both models must have the same vocabulary, got {own.shape[-1]} and "
                 f"{other.shape[-1]} tokens; give the model this one was made from."
             )
         for i, w in enumerate(group):
@@ -304,15 +305,16 @@ def sentence_embeddings(
     made = np.concatenate(found)
     if not np.isfinite(made).all():
         raise HeadwiseError(
-            "a model's embeddings are not numbers (NaN or infinity); a cut model that does this "
-            "is broken, in half precision try --dtype fp32."
+            "a model's embeddings are NaN or infinite; its weights are broken, or overflow in half "
+            "precision: try --dtype fp32."
         )
     return made
 
 
 def _sentences(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Any:
     options = {"padding": True, "truncation": True, "max_length": max_length}
-    return tokenizer(list(sentences), **options, return_tensors="pt")
+    with tokenizing():
+        return tokenizer(list(sentences), **options, return_tensors="pt")
 
 
 def _pooled(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
@@ -324,7 +326,7 @@ def _pooled(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ImageComparison:
-    """What became of every image."""
+    """The results of every image."""
 
     cosines: tuple[float, ...]
     agreed: tuple[bool, ...]  # on the first class; empty without classes
@@ -367,8 +369,8 @@ def image_comparison(
         progress("comparing", len(cosines), len(pixels))
     if not np.isfinite([*cosines, *divergences]).all():
         raise HeadwiseError(
-            "a model's answers to these images are not numbers (NaN or infinity); a cut model that "
-            "does this is broken, in half precision try --dtype fp32."
+            "a model's outputs for these images are NaN or infinite; its weights are broken, or "
+            "overflow in half precision: try --dtype fp32."
         )
     return ImageComparison(tuple(cosines), tuple(agreed), tuple(divergences))
 
@@ -385,7 +387,7 @@ def _answer(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
 
 @contextmanager
 def _last_states(model: Any, states: list[Tensor]) -> Iterator[None]:
-    """Below a head, too: the states are noted as they leave the stock model's body."""
+    """The last hidden states, also of a model with a head, recorded by a hook."""
     from headwise.models.backbones_headwise import base_of
     from headwise.models.build import inner
 

@@ -1,7 +1,7 @@
 """How well one model predicts texts, as a record.
 
 A causal model is scored on every next token: nats per token, perplexity, bits per byte. A model
-that sees ahead would read the answer, so it is scored on masked tokens: nats and accuracy.
+that is bidirectional would read the answer, so it is scored on masked tokens: nats and accuracy.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def evaluate_model(
     """Score texts with a causal model, or their masked tokens with an encoder."""
     _ = source.tokenizer  # a missing tokenizer is reported before the weights are read
     started = time.perf_counter()
-    task = _masked_task(source, stride) if source.sees_ahead else "causal-lm"
+    task = _masked_task(source, stride) if source.is_bidirectional else "causal-lm"
     model: Any = source.load(task, device=device, dtype=dtype)
     size = window_of(model, window)
 
     def score(text: Text) -> NextTokens | MaskedTokens:
-        if source.sees_ahead:
+        if source.is_bidirectional:
             stream = token_stream(source.tokenizer, text.documents, most=tokens)
             masking = masking_of(source.tokenizer, model.get_input_embeddings().weight.size(0))
             return _masked(masked_score(model, stream, masking, window=size, progress=progress))
@@ -134,7 +134,7 @@ def _next(found: Likelihood, n_bytes: int) -> NextTokens:
 
 
 def _masked_task(source: Source, stride: int | None) -> Literal["masked-lm"]:
-    """The task of an encoder; one without a head for masked tokens is refused."""
+    """The task of an encoder; a model without a masked-token head is refused."""
     if stride is not None:
         raise HeadwiseError(
             f"--stride is for models that predict the next token, but {source.name} is an encoder, "
@@ -143,8 +143,8 @@ def _masked_task(source: Source, stride: int | None) -> Literal["masked-lm"]:
     if source.saved_task != "masked-lm":
         head = "no head" if source.saved_task == "bare" else f"a head for {source.saved_task}"
         raise HeadwiseError(
-            f"{source.name} sees ahead, so it can only be scored on masked tokens, but it was "
-            f"saved with {head}; train or fine-tune it on masked tokens, or compare its "
+            f"{source.name} is bidirectional, so it can only be scored on masked tokens, but it "
+            f"was saved with {head}; train or fine-tune it on masked tokens, or compare its "
             "embeddings with `headwise verify`."
         )
     return "masked-lm"

@@ -6,17 +6,17 @@
     3rd              d e f g  → scores g h
     last               e f g h  → scores i
 
-A model that sees ahead reads the token it is asked for; its score would mean nothing, so it is
+A bidirectional model reads the token it should predict, so its score would be meaningless and is
 refused (it is scored on masked tokens).
 
 Every token is scored exactly once. After the first window each has at least window − stride + 1
-tokens before it. The mean is over tokens, never over windows or documents: a short document must
+tokens before it. The mean is over tokens, not over windows or documents: a short document must
 not weigh as much as a long one.
 
-Masked tokens: the text is cut into windows without overlap; 15% of the tokens of each are to be
-predicted, shown as in training (`headwise.data.masking`). The masks depend on the window's number
-only, so two models with one tokenizer are asked for the same tokens. The score is no likelihood of
-the text: it compares encoders with each other, never with causal models.
+Masked tokens: the text is cut into windows without overlap; 15% of the tokens of each are
+predicted, masked as in training (`headwise.data.masking`). The masks depend only on the window's
+number, so two models with the same tokenizer predict the same tokens. The score is not a likelihood
+of the text: it compares encoders with each other, not with causal models.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        """e to the nats per token; infinity where that is beyond a float."""
+        """e to the nats per token; infinity where a float overflows."""
         return math.exp(self.nll) if self.nll < 709 else math.inf
 
     def bits_per_byte(self, n_bytes: int) -> float:
@@ -110,7 +110,7 @@ def likelihood(
     stride = window // 2 or 1 if stride is None else stride
     check_windows(stream, window, stride)
     check_vocabulary(model, stream)
-    refuse_seeing_ahead(model, stream)
+    refuse_bidirectional(model, stream)
     total, done, n_tokens = 0.0, 0, len(stream) - 1
     for group in batched_windows(
         sliding_windows(n_tokens, window, stride), windows_at_once(model, window)
@@ -119,14 +119,11 @@ def likelihood(
         done = group[-1].end
         progress("scoring", done, n_tokens)
     if not math.isfinite(total):
-        raise HeadwiseError(
-            "the model's predictions are not numbers (NaN or infinite) on this text; its weights "
-            "are broken or overflow in this number format."
-        )
+        raise _no_numbers()
     return Likelihood(nll_sum=total, tokens=n_tokens, window=window, stride=stride)
 
 
-def refuse_seeing_ahead(model: PreTrainedModel, stream: Integer[np.ndarray, " n"]) -> None:
+def refuse_bidirectional(model: PreTrainedModel, stream: Integer[np.ndarray, " n"]) -> None:
     """Raise if the prediction after the first token depends on the second, the one to predict."""
     import torch
 
@@ -135,16 +132,25 @@ def refuse_seeing_ahead(model: PreTrainedModel, stream: Integer[np.ndarray, " n"
     pair = [torch.tensor([[first, token]], device=model.device) for token in (second, another)]
     with torch.inference_mode():
         one, other = (model(input_ids=ids, use_cache=False).logits[0, 0].float() for ids in pair)
+    if not bool((one.isfinite() & other.isfinite()).all()):
+        raise _no_numbers()
     if not float((one - other).abs().max()) <= SEES_NOTHING * float(one.abs().max() + 1e-30):
         raise HeadwiseError(
-            "this model sees ahead: its prediction of the next token changes with that token, so a "
-            "next-token score would mean nothing; score an encoder by its masked tokens with "
-            "`headwise eval`, or by its embeddings with `headwise verify`."
+            "this model is bidirectional: its prediction of the next token changes with that "
+            "token, so a next-token score is meaningless; score an encoder on masked tokens with "
+            "`headwise eval`, or compare its embeddings with `headwise verify`."
         )
 
 
+def _no_numbers() -> HeadwiseError:
+    return HeadwiseError(
+        "the model's predictions are NaN or infinite on this text; its weights are broken or "
+        "overflow in this number format."
+    )
+
+
 def start_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token a text begins with, as context of its first: begin of text, else end of text."""
+    """The token before a text, as context of its first: begin of text, else end of text."""
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)
@@ -154,7 +160,7 @@ def start_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def scored_stream(
     tokenizer: PreTrainedTokenizerBase, source: Text, max_tokens: int | None
 ) -> tuple[Integer[np.ndarray, " n"], int]:
-    """The tokens to score after one token of context, and the bytes of text they spell."""
+    """The tokens to score after one token of context, and the bytes of text they decode to."""
     most = None if max_tokens is None else max_tokens + 1
     stream = token_stream(tokenizer, source.documents, most=most)
     n_bytes = sum(len(d.encode("utf-8", "surrogatepass")) for d in source.documents)
@@ -187,7 +193,7 @@ def _group_nll(
 
 
 def last_logits(model: PreTrainedModel, inputs: Tensor, n: int) -> Tensor:
-    """Logits of the last `n` positions; the others are not made where the model allows it."""
+    """Logits of the last `n` positions; the others are not computed if the model allows it."""
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         logits: Tensor = model(input_ids=inputs, use_cache=False, logits_to_keep=n).logits
     else:
@@ -218,16 +224,16 @@ def check_vocabulary(model: PreTrainedModel, stream: Integer[np.ndarray, " n"]) 
     refuse_unknown_tokens(stream, model.get_input_embeddings().weight.size(0))  # type: ignore[operator]
 
 
-def window_of(model: PreTrainedModel, asked: int | None) -> int:
-    """The window asked for, or the usual one; neither is longer than the model's context."""
+def window_of(model: PreTrainedModel, window: int | None) -> int:
+    """The given window or the default; never longer than the model's context."""
     context = model_context(model)
-    if asked is None:
+    if window is None:
         return min(context or DEFAULT_WINDOW, DEFAULT_WINDOW)
-    if context is not None and asked > context:
+    if context is not None and window > context:
         raise HeadwiseError(
-            f"window must be at most the model's context of {context} tokens, got {asked}."
+            f"window must be at most the model's context of {context} tokens, got {window}."
         )
-    return asked
+    return window
 
 
 def model_context(model: PreTrainedModel) -> int | None:
@@ -294,7 +300,7 @@ def masked_score(
         progress("scoring", start + len(some), len(rows))
     if not math.isfinite(total):
         raise HeadwiseError(
-            "the model's predictions are not numbers (NaN or infinite) on this text; its weights "
-            "are broken or overflow in this number format."
+            "the model's predictions are NaN or infinite on this text; its weights are broken or "
+            "overflow in this number format."
         )
     return MaskedScore(total, correct, count, rows.size, window)

@@ -1,4 +1,4 @@
-"""Tasks for encoders: what can be read off the embeddings of two models, sentence by sentence.
+"""Tasks for encoders: linear probes and cosines on the embeddings of two models.
 
     --tasks sst2,cola,stsb --task-data FOLDER
 
@@ -6,10 +6,10 @@
     cola   cola_train*.tsv, cola_dev*.tsv     GLUE's four columns: source, 0 or 1, mark, sentence
     stsb   stsb*.csv                          two sentences and how alike they are
 
-Nothing of a model is trained. The embedding is the mean of the last hidden states. For sentences
+The models are not trained. The embedding is the mean of the last hidden states. For sentences
 with labels a logistic regression on the embeddings of the train file is tested on the dev file
 (accuracy; Matthews correlation for CoLA, as is usual). For pairs the cosine of both embeddings is
-ranked beside the given likeness (Spearman).
+compared with the given similarity by rank (Spearman).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STEPS = 50  # of Newton's method, which needs about ten
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTask:
-    """A task that is read off embeddings: its metric, and which columns of a line it needs."""
+    """A task on embeddings: its metric, and the columns of a line that it needs."""
 
     metric: str
     columns: int
@@ -67,22 +67,22 @@ class ProbeRows:
 
 @dataclass(frozen=True, slots=True)
 class ProbeData:
-    """The rows a task is asked on, and those its regression is fitted to, if it has one."""
+    """The test rows of a task, and the train rows of its regression, if it has one."""
 
-    asked: ProbeRows
-    fitted_to: ProbeRows | None = None
+    test: ProbeRows
+    train: ProbeRows | None = None
 
 
 def probe_data(name: str, folder: str, limit: int | None) -> tuple[str, ProbeData]:
-    """The file that is asked and the rows of a task; what is wrong is one clear sentence."""
+    """The name of the test file and the rows of a task; a wrong file is an error."""
     probe = PROBES[name]
     if probe.of_pairs:
         path = _one(folder, f"{name}*.csv", name)
         return path.name, ProbeData(_rows(path, probe, limit))
     train, dev = (_one(folder, f"{name}_{part}*.tsv", name) for part in ("train", "dev"))
     data = ProbeData(_rows(dev, probe, limit), _rows(train, probe, None))
-    assert data.fitted_to is not None
-    if len(np.unique(data.fitted_to.labels)) < 2:
+    assert data.train is not None
+    if len(np.unique(data.train.labels)) < 2:
         raise HeadwiseError(f"{train} must have sentences with label 0 and with label 1.")
     return dev.name, data
 
@@ -133,29 +133,29 @@ def _label(text: str, probe: EmbeddingTask, where: str) -> float:
 def probe_outcomes(
     name: str, model: Any, tokenizer: PreTrainedTokenizerBase, data: ProbeData
 ) -> list[float]:
-    """Of every asked row: 1 if the answer is right, the predicted label, or the cosine."""
-    probe, asked = PROBES[name], data.asked
+    """For every test row: 1 if the answer is right, the predicted label, or the cosine."""
+    probe, rows = PROBES[name], data.test
 
     def embedded(rows: ProbeRows, place: int) -> np.ndarray:
         return sentence_embeddings(model, tokenizer, [row[place] for row in rows.sentences])
 
     if probe.of_pairs:
-        first, second = (_unit(embedded(asked, place)) for place in (0, 1))
+        first, second = (_unit(embedded(rows, place)) for place in (0, 1))
         return [float(x) for x in (first * second).sum(1)]
-    assert data.fitted_to is not None
-    train, test = embedded(data.fitted_to, 0), embedded(asked, 0)
+    assert data.train is not None
+    train, test = embedded(data.train, 0), embedded(rows, 0)
     mean, spread = train.mean(0), train.std(0) + 1e-12
-    weights = logistic_regression((train - mean) / spread, data.fitted_to.labels)
+    weights = logistic_regression((train - mean) / spread, data.train.labels)
     labels = _with_one((test - mean) / spread) @ weights > 0
     if probe.metric == "acc":
-        return [float(x) for x in labels == asked.labels]
+        return [float(x) for x in labels == rows.labels]
     return [float(x) for x in labels]
 
 
 def logistic_regression(
     x: Float[np.ndarray, "rows dim"], y: Float[np.ndarray, " rows"]
 ) -> Float[np.ndarray, " weights"]:
-    """Weights, the intercept last, of least loss Σ log(1 + e^∓z) + PULL/2·‖w‖², by Newton."""
+    """Weights, the intercept last, that minimise Σ log(1 + e^∓z) + PULL/2·‖w‖², by Newton."""
     rows = _with_one(x)
     pull = np.full(rows.shape[1], PULL)
     pull[-1] = 0.0
@@ -202,7 +202,7 @@ def statistic(metric: str, outcomes: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """From least to most; equals share the mean of their ranks."""
+    """Ranks from lowest to highest; ties share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return np.asarray((last - (counts - 1) / 2)[inverse])
@@ -211,7 +211,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def resampled(
     metric: str, models: Sequence[np.ndarray], labels: np.ndarray, *, times: int = 400
 ) -> Float[np.ndarray, "models times"]:
-    """The metric of every model on rows drawn again and again, the same rows for all."""
+    """The metric of every model on bootstrap resamples of the rows, the same rows for all."""
     rng = np.random.default_rng(0)
     draws = [rng.integers(len(labels), size=len(labels)) for _ in range(times)]
     return np.array([[statistic(metric, m[d], labels[d]) for d in draws] for m in models])

@@ -5,16 +5,16 @@
                   │               EmbeddingQuality   encoders: cosine between embeddings
                   │               ImageQuality       image models: cosine, classes
                   ├─ size       parameters and cached bytes, counted and by the plan
-                  ├─ speed      tokens per second where it is felt, before and after
+                  ├─ speed      tokens per second at several points, before and after
                   ├─ fits       how many sequences fit a stated memory
-                  ├─ tasks      questions answered right, paired question by question
+                  ├─ tasks      accuracy on questions, paired question by question
                   ├─ samples    what both models write after the same prompts
                   ├─ targets    limits on the figures, and whether they were met
-                  └─ warnings   what a reader must know
+                  └─ warnings   caveats for the reader
 
-Figures are finite; one that is infinite (a perplexity beyond e^709) is None.
+Figures are finite; an infinite one (a perplexity above e^709) is None.
 
-The settings of a verification are here too; the command line's defaults are these.
+The settings of a verification are here too, with the defaults of the command line.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Drift(Frozen):
 
 
 class Windows(Frozen):
-    """The windows of a text: how many, how many of them broke, and the worst one's mean KL."""
+    """The windows of a text: their number, how many broke, and the worst one's mean KL."""
 
     count: int
     broken: int
@@ -148,13 +148,13 @@ class SizeChange(Frozen):
 
 
 class CacheChange(SizeChange):
-    """Bytes that one token leaves in the cache; a plan counts in the numbers the model ran with."""
+    """Cache bytes of one token; a plan is counted in the dtype that the model ran in."""
 
     bytes_per_number: int
 
 
 class SizeChanges(Frozen):
-    """What the model takes; only causal models cache anything."""
+    """Sizes of the model; only causal models have a cache."""
 
     attn_params: SizeChange
     params: SizeChange
@@ -193,7 +193,7 @@ class RateChange(Frozen):
 
     @property
     def direction(self) -> Literal["faster", "slower", "within the spread"]:
-        """What can be said: nothing, where the repetitions of the two models overlap."""
+        """Faster or slower, or within the spread if the repetitions of the two models overlap."""
         if self.cut.low > self.dense.high:
             return "faster"
         return "slower" if self.cut.high < self.dense.low else "within the spread"
@@ -203,17 +203,17 @@ PointName = Literal["prefill", "decode", "serving", "serving, longer"]
 
 
 class Peak(Frozen):
-    """Bytes while a token is decoded: weights, cache and the most that is needed beside them."""
+    """Peak bytes while a token is decoded: weights, cache and working memory."""
 
     dense: int
     cut: int
 
 
 class SpeedPoint(RateChange):
-    """A speed at one place: `batch` sequences of `context` tokens.
+    """The speed at one point: `batch` sequences of `context` tokens.
 
-    A prompt is read at once; elsewhere one more token of each sequence is written, with a cache
-    that grows. `cache_to_weights` is how much the dense model's cache weighs there, in its weights.
+    A prompt is read in one pass; elsewhere one more token of each sequence is decoded, with a
+    growing cache. `cache_to_weights` is the size of the dense model's cache ÷ that of its weights.
     """
 
     point: PointName
@@ -240,7 +240,7 @@ class SpeedPoint(RateChange):
 
 
 class SpeedChanges(Frozen):
-    """Tokens per second at every point that was timed, and why the others were not."""
+    """Tokens per second at every timed point, and why the others were skipped."""
 
     seconds: float  # the most that one point was given
     points: Annotated[tuple[SpeedPoint, ...], Field(min_length=1)]
@@ -258,7 +258,7 @@ class SpeedChanges(Frozen):
 
     @property
     def serving(self) -> SpeedPoint | None:
-        """Writing many sequences, where the cache weighs most of what was timed."""
+        """Writing many sequences, at the timed point with the largest cache."""
         return self.at("serving, longer") or self.at("serving")
 
     def at(self, name: PointName) -> SpeedPoint | None:
@@ -267,7 +267,7 @@ class SpeedChanges(Frozen):
 
 
 class Fits(Frozen):
-    """How many sequences of `context` tokens fit `memory` bytes beside the weights."""
+    """How many sequences of `context` tokens fit `memory` bytes in addition to the weights."""
 
     memory: int
     context: int
@@ -293,7 +293,7 @@ class TaskResult(Frozen):
 
 
 class Sample(Frozen):
-    """What both models write after a prompt, the likeliest token each time."""
+    """What both models write after a prompt, with greedy decoding."""
 
     prompt: str
     dense: str
@@ -348,7 +348,7 @@ class Verification(Record):
 
 
 def read_verification(folder: Path) -> Verification | None:
-    """The verification that lies beside a model, if there is one."""
+    """The verification in a model's folder, if there is one."""
     path = folder / VERIFY_RECORD
     if not path.exists():
         return None
@@ -357,7 +357,7 @@ def read_verification(folder: Path) -> Verification | None:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Limits that a cut model must keep; None: no limit."""
+    """Limits that a cut model must meet; None: no limit."""
 
     max_ratio: float | None = None  # perplexity ÷ dense on every text of the calibration domain
     max_other_ratio: float | None = None  # the same on every other text
@@ -374,7 +374,7 @@ class Targets:
                 raise _no_target(field.name, kind)
 
     def judge(self, texts: Sequence[Quality], size: SizeChanges) -> tuple[TargetResult, ...]:
-        """Each limit beside what was measured."""
+        """Compare each limit with the measured figure."""
         found: list[TargetResult] = []
         own = [text for text in texts if text.role == "calibration domain"]
         others = [text for text in texts if text.role == "other text"]

@@ -1,4 +1,4 @@
-"""What a language model loses when its input is disturbed, but its task is not.
+"""The loss of a language model when its input is disturbed but its labels are not.
 
     input   the  cat  sat  on  the          labels stay those of the clean text
                   ▼
@@ -7,8 +7,8 @@
 - noise: a share of the input tokens is replaced by random ones.
 - greedy swaps: one token after another is replaced by the one that hurts most. Gradients at the
   embeddings propose, (E_v − E_token)·∂loss/∂E to first order (HotFlip, Ebrahimi et al. 2018,
-  arXiv 1712.06751); of the best proposals the one that raises the true loss most is taken, and none
-  if none raises it. A search from below: a model may be weaker than it shows, never stronger.
+  arXiv 1712.06751); of the best proposals the one that raises the true loss most is used, and none
+  if none raises it. The result is a lower bound on the harm of the best possible attack.
 """
 
 from __future__ import annotations

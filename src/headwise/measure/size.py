@@ -100,7 +100,7 @@ def parse_bytes(text: str, option: str = "--memory") -> int:
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that are free now; infinitely many where nobody knows."""
+    """Bytes that are free now; infinity if unknown."""
     import torch
 
     if device.type == "cuda":
@@ -123,10 +123,10 @@ def sequences_that_fit(memory: int, weight_bytes: int, each: int) -> int:
 
 
 def peak_bytes(call: Callable[[], object], held: Iterable[Tensor] = ()) -> int:
-    """The most bytes that live at one time during a call: new tensors, and those `held` before.
+    """The peak bytes of tensors during a call: new ones, and those `held` before.
 
-    Counted as PyTorch hands them out; what a kernel needs inside is not seen. What is held counts
-    until its last owner lets go of it.
+    Counted as PyTorch allocates them; memory inside kernels is not seen. A held tensor counts
+    until its last reference is dropped.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

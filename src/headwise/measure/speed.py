@@ -1,14 +1,15 @@
 """Tokens per second of several models side by side, where speed matters.
 
     prefill          one prompt, read at once (an image counts as many tokens as it has patches)
-    decode           one sequence, token by token: here the weights are what is read
-    serving          many sequences at once, so that the cache weighs as much as the weights
-    4 × serving      contexts four times as long: here the cache is what is read
+    decode           one sequence, token by token: dominated by reading the weights
+    serving          many sequences at once, so that the cache is as large as the weights
+    4 × serving      contexts four times as long: dominated by reading the cache
 
 The models take turns within every repetition, first in one order, then in the other, after a
 warmup that is not counted: a machine that slows down slows all of them, and their ratio stays
-fair. A point ends after its repetitions or when its time is over; one whose warmup alone took
-longer is left out. Caches are filled with noise: what they hold does not change how long it takes.
+fair. A point ends after its repetitions or when its time is over; if the warmup alone takes
+longer, the point is skipped. Caches are filled with noise, because their content does not affect
+the time.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -37,7 +38,7 @@ _SERVING_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is timed: `batch` sequences of `context` tokens, and `new_tokens` more of each."""
+    """The timed work: `batch` sequences of `context` tokens, and `new_tokens` more of each."""
 
     name: PointName
     batch: int
@@ -63,9 +64,9 @@ def speed_points(
     weight_bytes: int,
     token_bytes: int,
 ) -> tuple[Workload, ...]:
-    """The points for a causal model: its weights, and what one token leaves in its cache.
+    """The points for a causal model, from the bytes of its weights and of a cached token.
 
-    At the serving point, batch × context tokens of cache weigh what the weights weigh.
+    At the serving point, a cache of batch × context tokens is as large as the weights.
     """
     most = math.inf if context is None else context
     new = _STEPS["decode"]
@@ -99,7 +100,7 @@ def timed_point(
     seconds: float = math.inf,
     inputs: Mapping[str, Tensor] | None = None,
 ) -> Timed | str:
-    """The speed of every model at a point, or a sentence that says why it was left out.
+    """The speed of every model at a point, or a sentence that says why it was skipped.
 
     `inputs` (an image) replace the random tokens of a prompt.
     """
@@ -107,7 +108,7 @@ def timed_point(
     there = free_memory(models[0].device)
     if 2 * needed > there:  # a growing cache is copied at every token
         return (
-            f"{point.name} was left out: {point.batch} sequences of {point.context:,} tokens need "
+            f"{point.name} was skipped: {point.batch} sequences of {point.context:,} tokens need "
             f"{2 * needed / 2**30:.1f} GiB for the caches of the models, and "
             f"{there / 2**30:.1f} GiB are free."
         )
@@ -116,7 +117,7 @@ def timed_point(
     for run in runs:  # the warmup
         run()
     if time.perf_counter() - begun > seconds:
-        return f"{point.name} was left out: one repetition takes more than {seconds:g} seconds."
+        return f"{point.name} was skipped: one repetition takes more than {seconds:g} seconds."
     rates: list[list[float]] = [[] for _ in models]
     done = 0
     for turn in range(1, repeats + 1):
@@ -137,7 +138,7 @@ def cache_bytes_of(model: Any, point: Workload) -> int:
 
 
 def decoding_bytes(model: Any, point: Workload) -> int:
-    """Bytes of the cache at a point and of what one decoded token needs beside it, at its peak."""
+    """Peak bytes of the cache at a point and of decoding one token."""
     import torch
 
     filled = FilledCache(model, point.batch, point.context)
@@ -180,7 +181,7 @@ def _repetition(
 
 
 class FilledCache:
-    """A growing cache of noise that can be used again and again: it is never written to."""
+    """A reusable growing cache filled with noise; it is never written to."""
 
     def __init__(self, model: Any, batch: int, context: int) -> None:
         import torch

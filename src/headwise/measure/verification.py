@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 from headwise import artifacts
 from headwise.data.images import PIXELS, ImageReader, Images
 from headwise.data.text import Text, read_source
+from headwise.data.tokens import token_ids
 from headwise.devices import chosen_device
 from headwise.errors import HeadwiseError
 from headwise.measure.answers import (
     TaskAnswers,
-    TaskAsked,
-    task_answers,
+    TaskQuestions,
+    answer_tasks,
+    read_tasks,
     task_results,
-    tasks_asked,
 )
 from headwise.measure.comparison import (
     StoredLogits,
@@ -95,7 +96,7 @@ def verify(
 ) -> Verification:
     """Measure a cut model against the model it was cut from.
 
-    `texts` (or a set of images) are of the kinds that the model was calibrated on; the others show
+    `texts` (or a set of images) are of the kinds that the model was calibrated on; `others` show
     what the cut costs elsewhere. A missed target is not an error: see `met` and `targets`.
     """
     settings, targets = settings or VerifySettings(), targets or Targets()
@@ -104,7 +105,7 @@ def verify(
         raise HeadwiseError("a verification needs at least one text or set of images; give one.")
     sources = [read_source(text) if isinstance(text, str) else text for text in (*given, *others)]
     parse_bytes(settings.memory)  # a wrong amount is told before the long work
-    asked = tasks_asked(settings.tasks, settings.task_data, settings.task_limit)
+    asked = read_tasks(settings.tasks, settings.task_data, settings.task_limit)
     model, reference = (
         open_source(one, tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code)
         for one in (cut, against)
@@ -123,7 +124,7 @@ def verify(
         if together:
             pair = _load_pair(model, reference, task, settings)
         else:
-            note(progress, "Memory is short: one model at a time.")
+            note(progress, "Memory is short: loading one model at a time.")
             pair = _load_in_turns(
                 model, reference, task, sources, settings, asked=asked, spare=Path(spare)
             )
@@ -147,7 +148,7 @@ def _verification(
     settings: VerifySettings,
     *,
     n_own: int,
-    asked: Sequence[TaskAsked],
+    asked: Sequence[TaskQuestions],
     targets: Targets,
     seen: frozenset[str],
     progress: Progress,
@@ -187,9 +188,9 @@ def _verification(
 def _fit_together(
     sources: tuple[Source, Source], settings: VerifySettings, progress: Progress
 ) -> tuple[bool, Progress]:
-    """Whether there is memory for both models; raises if there is not even for one.
+    """Whether both models fit in memory; raises if not even one does.
 
-    The progress tells the peak to come. Only causal models can be compared one at a time.
+    Reports the expected peak. Only causal models can be compared one at a time.
     """
     if None in {one.folder for one in sources} or chosen_device(settings.device) != "cpu":
         return True, progress
@@ -207,7 +208,7 @@ def _fit_together(
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What the source said before it made room for the model."""
+    """Results of the source, kept after it was freed to make room for the model."""
 
     cache_bytes: int
     speed: Mapping[str, Timed | str]  # by the point's name
@@ -234,7 +235,7 @@ class Pair:
 
 
 def _common_task(model: Source, reference: Source, texts: Sequence[Text | Images]) -> str:
-    """What both models can be loaded for; `texts` must be what they read."""
+    """The task that both models can be loaded for; `texts` must be of their kind."""
     if model.kind != reference.kind:
         raise HeadwiseError(
             f"{_KINDS[model.kind]} and {_KINDS[reference.kind]} cannot be compared; give the model "
@@ -261,10 +262,10 @@ def _load_in_turns(
     texts: Sequence[Text | Images],
     settings: VerifySettings,
     *,
-    asked: Sequence[TaskAsked],
+    asked: Sequence[TaskQuestions],
     spare: Path,
 ) -> Pair:
-    """First the source, whose predictions go to the folder `spare`, then the model alone."""
+    """Run the source first, save its predictions to `spare`, then load the model alone."""
     dense = reference.load(task, device=settings.device, dtype=settings.dtype)
     logits: dict[str, StoredLogits] = {}
     window = window_of(dense, settings.window)
@@ -287,7 +288,7 @@ def _load_in_turns(
             if not point.served
         },
         logits,
-        task_answers(dense, reference.tokenizer, asked),
+        answer_tasks(dense, reference.tokenizer, asked),
         tuple(_written(dense, reference.tokenizer, p) for p in _prompts(pair, settings.samples)),
     )
     del pair
@@ -316,7 +317,7 @@ def _refuse_other_reader(own: Reader, reference: Reader) -> None:
 
 
 def seen_texts(folder: Path | None) -> frozenset[str]:
-    """The SHA-256 of all texts and images a model was made with; empty if it does not say."""
+    """The SHA-256 of all texts and images a model was made with; empty if unknown."""
     if folder is None or not (folder / CUT_RECORD).exists():
         return frozenset()
     return read_cut_record(folder).seen
@@ -457,7 +458,7 @@ def _size_changes(pair: Pair, sources: tuple[Source, Source]) -> SizeChanges:
 
 
 def _workloads(pair: Pair, per_token: int, settings: VerifySettings) -> tuple[Workload, ...]:
-    """What is timed; `per_token` are the bytes that a token leaves in the dense model's cache."""
+    """The timed points; `per_token` are the dense model's cache bytes per token."""
     if pair.causal:
         return speed_points(
             prompt=settings.prompt,
@@ -475,7 +476,7 @@ def _workloads(pair: Pair, per_token: int, settings: VerifySettings) -> tuple[Wo
 
 
 def _speed_changes(pair: Pair, size: SizeChanges, settings: VerifySettings) -> SpeedChanges | None:
-    """Every point that memory and time allow; None if there is none."""
+    """The speeds at every point that memory and time allow; None if there is none."""
     per_token = size.kv_bytes.dense if size.kv_bytes else 0
     found: list[SpeedPoint] = []
     left_out: list[str] = []
@@ -507,7 +508,7 @@ def _speed_changes(pair: Pair, size: SizeChanges, settings: VerifySettings) -> S
 
 
 def _rates(pair: Pair, point: Workload, settings: VerifySettings) -> Timed | str:
-    """The rates of the cut model, of the dense one and, where many are served, of its same code."""
+    """The rates of the cut model, the dense one and, with many sequences, the same-code one."""
     inputs = {PIXELS: _noise(pair)} if pair.kind == "image" else None
     how: dict[str, Any] = {
         "repeats": settings.repeats,
@@ -519,7 +520,7 @@ def _rates(pair: Pair, point: Workload, settings: VerifySettings) -> Timed | str
         same_code = [_same_code(pair.reference)] if point.served else []
         return timed_point((pair.model, pair.reference, *same_code), point, **how)
     if point.served:
-        return f"{point.name} was left out: there is memory for one model at a time only."
+        return f"{point.name} was skipped: only one of the two models fits in memory."
     cut, dense = timed_point((pair.model,), point, **how), known.speed[point.name]
     if isinstance(cut, str) or isinstance(dense, str):
         return cut if isinstance(cut, str) else str(dense)
@@ -547,7 +548,7 @@ def _peak(pair: Pair, point: Workload) -> Peak:
 
 
 def _weight_bytes(pair: Pair, model: Any) -> int:
-    """In the numbers the models run with; one that made room has none of its own."""
+    """Bytes of a model's weights in the dtype it runs in; a freed model has none of its own."""
     count: int = sum(p.numel() for p in model.parameters())
     return int(pair.model.dtype.itemsize) * count
 
@@ -565,18 +566,20 @@ def _fits(pair: Pair, sources: tuple[Source, Source], settings: VerifySettings) 
     return Fits(memory=memory, context=pair.context, dense=dense, cut=cut)
 
 
-def _tasks(pair: Pair, asked: Sequence[TaskAsked], progress: Progress) -> tuple[TaskResult, ...]:
+def _tasks(
+    pair: Pair, asked: Sequence[TaskQuestions], progress: Progress
+) -> tuple[TaskResult, ...]:
     known = pair.remembered
     dense = (
-        task_answers(pair.reference, pair.reader, asked, progress)
+        answer_tasks(pair.reference, pair.reader, asked, progress)
         if known is None
         else known.answers
     )
-    return task_results(asked, task_answers(pair.model, pair.reader, asked, progress), dense)
+    return task_results(asked, answer_tasks(pair.model, pair.reader, asked, progress), dense)
 
 
 def _prompts(pair: Pair, most: int) -> tuple[str, ...]:
-    """The first prompts that leave room in the context."""
+    """The first prompts that fit the context."""
     if not pair.causal:
         return ()
     context = model_context(pair.reference) or math.inf
@@ -584,8 +587,7 @@ def _prompts(pair: Pair, most: int) -> tuple[str, ...]:
 
 
 def _length(tokenizer: Any, prompt: str) -> int:
-    ids: list[int] = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    return len(ids) + 1
+    return len(token_ids(tokenizer, prompt)) + 1
 
 
 def _written(model: Any, tokenizer: Any, prompt: str) -> str:
@@ -608,7 +610,7 @@ def _samples(pair: Pair, most: int) -> tuple[Sample, ...]:
 
 
 def _noise(pair: Pair) -> Any:
-    """A random image: what it shows does not change how long it takes."""
+    """A random image; its content does not affect the time."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -646,6 +648,6 @@ def _size_warnings(size: SizeChanges) -> Iterator[str]:
         ):
             if count != planned:
                 yield (
-                    f"The {which} model has {count:,} {SIZE_NAMES[name]} by count, but {planned:,} "
-                    "by its plan."
+                    f"The {which} model has {count:,} {SIZE_NAMES[name]}, but its plan says "
+                    f"{planned:,}."
                 )

@@ -112,7 +112,7 @@ class HeadwiseAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output of the layer, and the attention weights where the implementation has them."""
         if encoder_hidden_states is not None:
-            raise ValueError("headwise attention attends to itself only, got encoder states.")
+            raise ValueError("headwise supports self-attention only, got encoder states.")
         # One forward for all families: GPT-NeoX calls the cache layer_past.
         cache = past_key_values if past_key_values is not None else layer_past
         # A decoder-only BERT or GPT-2 may be handed a pair of caches.

@@ -3,13 +3,13 @@
 Plan ───────── build_model ──► new Hugging Face model, random weights
 stock model ── convert ──────► the same function, exactly
 
-What a plan leaves open, score scales and rotary planes, is decided here. A checkpoint never derives
-a scale from a width, since a cut head keeps the scale of the head it was cut from. A new head that
-states none gets 1/√qk_dim. With an identity query (or key) the score's spread at the start would be
-another: a learned projection with weights of spread `init_std` turns a normalised input (entries of
-size 1) into entries of size init_std·√d_model, the identity leaves them at 1. The factor
-init_std·√d_model restores the spread; at 0.02 and d_model 768 it is 0.55, the "halved scale" of the
-paper that trains with W_Q = I.
+Score scales and rotary planes that a plan leaves open are resolved here. A checkpoint never derives
+a scale from a width, since a cut head keeps the scale of the head it was cut from. A new head
+without a scale gets 1/√qk_dim. With an identity query (or key) the initial spread of the scores
+would differ: a learned projection with weights of spread `init_std` turns a normalised input
+(entries of size 1) into entries of size init_std·√d_model, the identity leaves them at 1. The
+factor init_std·√d_model restores the spread; at 0.02 and d_model 768 it is 0.55, the "halved
+scale" of the paper that trains with W_Q = I.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -100,10 +100,10 @@ def build_model(
 def convert(
     stock: Any, plan: Plan | None = None, *, weights: Literal["copy", "share", "take"] = "copy"
 ) -> modeling.HeadwisePreTrainedModel:
-    """A stock model as a headwise model of its uniform plan: equal weights, equal outputs.
+    """Convert a stock model to a headwise model of its uniform plan with the same outputs.
 
-    `weights` that are shared are the stock model's own memory: never write to them. Those that are
-    taken leave the stock model without them, so that they are held once.
+    Shared `weights` are the stock model's own memory: never write to them. With "take" the weights
+    are moved out of the stock model, so that they are held once.
     """
     task = task_of(stock)
     uniform = plan_of_stock(stock)
@@ -132,7 +132,7 @@ def load_around(
 ) -> None:
     """Copy everything but the attention's projections from a stock or a headwise model.
 
-    Weights that are `changed` on the way are named as in the stock model.
+    `changed` replaces some weights, by their names in the stock model.
     """
     target, source = inner(model), inner(source)
     state = _state_around(source) | dict(changed or {})
@@ -230,10 +230,10 @@ def replaced_projections(
     layers: Mapping[int, Projections],
     mlps: Mapping[int, Projections] | None = None,
 ) -> Iterator[None]:
-    """Other projections in some layers, and other MLPs of the same shape, while it is open.
+    """Replace projections in some layers, and MLPs of the same shape, while it is open.
 
-    The model's own tensors are set aside and never written to: a live model may share them. A bias
-    that the model does not have is added for the while.
+    The model's own tensors are set aside and never written to: a live model may share them. Missing
+    biases are added temporarily.
     """
     stock, own = inner(model), []
     table = family_of(stock.config.model_type).mlp

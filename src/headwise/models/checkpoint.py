@@ -4,16 +4,16 @@
             ├─ model-00001-of-00002.safetensors ─ [length][JSON header][bytes …]
             └─ model-00002-of-00002.safetensors      names, shapes, dtypes, offsets
 
-Opening reads the headers only. A tensor's bytes are read when asked for, into memory of its own:
-nothing stays mapped, so memory follows what the caller holds, not what was read before. Only
-safetensors are read: they are data, while a pickle is a program that runs when it is opened.
+Opening reads only the headers. A tensor's bytes are read on request, into newly allocated memory:
+nothing stays mapped, so memory use depends on what the caller holds, not on what was read before.
+Only safetensors are read: they are data, while a pickle can run code when it is opened.
 
     put ─► spool (bytes as they come) ─ full ─► header + bytes, sorted ─► model-0000k-of-n
                                                                           index at the end
 
-Writing takes memory for one tensor too. A safetensors file starts with a header that knows every
-tensor, so bytes wait on disk until their shard is complete. Within a shard wide numbers stand
-before narrow ones, which keeps each tensor aligned to its own size.
+Writing also needs memory for one tensor only. A safetensors file starts with a header that lists
+every tensor, so bytes are spooled on disk until their shard is complete. Within a shard, wide
+dtypes come before narrow ones, which keeps each tensor aligned to its own size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import IO, Any
 import torch
 
 from headwise.errors import HeadwiseError, did_you_mean, quoted, reason_of
-from headwise.inputs import MOST_WEIGHTS, check_file, check_folder, user_path
+from headwise.inputs import MOST_CONFIG, MOST_WEIGHTS, check_file, check_folder, user_path
 from headwise.records import read_json, without_repeats
 
 WEIGHTS = "model.safetensors"
@@ -61,7 +61,7 @@ _MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where one tensor lies: bytes `start … end − 1` of a file."""
+    """The location of one tensor: bytes `start … end − 1` of a file."""
 
     file: Path
     dtype: torch.dtype
@@ -82,7 +82,7 @@ class Stored:
             stream.seek(self.start)
             got = stream.readinto(place)
         if got != self.end - self.start:
-            raise _broken(self.file, "it ends too early")
+            raise _broken(self.file, "it is truncated")
         return found
 
 
@@ -136,8 +136,8 @@ class Checkpoint:
         away = [n for n, t in state.items() if t.is_meta]
         if away:
             raise HeadwiseError(
-                f"the weights of {name} must be in memory, but {away[0]} is kept elsewhere; load "
-                "the model without offloading."
+                f"the weights of {name} must be in memory, but {away[0]} is offloaded; load the "
+                "model without offloading."
             )
         copies = {n for n, first in tied.items() if state[n].data_ptr() == state[first].data_ptr()}
         held = {n: Held(t) for n, t in state.items() if n not in copies}
@@ -167,7 +167,8 @@ class Checkpoint:
     @cached_property
     def tied_copies(self) -> frozenset[str]:
         """Names that only repeat another tensor, though the config ties the two."""
-        config = self.config.get("backbone", self.config)
+        headwise = self.config.get("model_type") == "headwise"
+        config = self.config["backbone"] if headwise else self.config
         if not _ties(config):
             return frozenset()
         rows = config.get("vocab_size")
@@ -214,7 +215,7 @@ def header(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     end = 8 + length
     for one in sorted(stored.values(), key=lambda s: (s.start, s.end)):
         if one.start != end or one.end - one.start != one.numel * one.dtype.itemsize:
-            raise _broken(file, "its tensors do not lie where its header says")
+            raise _broken(file, "its tensors are not where its header says")
         end = one.end
     if end != size:
         raise _broken(file, f"its header describes {end} bytes and it has {size}")
@@ -259,6 +260,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise HeadwiseError(
             f"{folder} has no config.json; give a Hugging Face folder with config.json and weights."
         )
+    check_file(path, most=MOST_CONFIG, advice="download it again, or repair it")
     data = read_json(path, advice="download it again, or repair it")
     if not isinstance(data, dict):
         raise HeadwiseError(f"{path} must hold a JSON object; download it again, or repair it.")
@@ -281,7 +283,7 @@ def _tensors(folder: Path) -> dict[str, Stored]:
     for name in sorted(set(shards.values())):
         if Path(name).name != name:
             raise HeadwiseError(
-                f"{index} names {quoted(name)}, which is not a file of its own folder; download it "
+                f"{index} names {quoted(name)}, which is not a file in its folder; download it "
                 "again."
             )
         check_file(folder / name, most=MOST_WEIGHTS, advice=f"{INDEX} names it: download it")
@@ -289,12 +291,12 @@ def _tensors(folder: Path) -> dict[str, Stored]:
     for name in sorted(found.keys() | shards.keys()):
         if name not in shards:
             raise HeadwiseError(
-                f"{index} leaves out {name!r}, which {found[name].file.name} holds; download it "
-                "again."
+                f"{index} does not list {name!r}, which {found[name].file.name} contains; download "
+                "it again."
             )
         if name not in found or found[name].file.name != shards[name]:
             raise HeadwiseError(
-                f"{index} names {name!r}, which its shard does not hold; download it again."
+                f"{index} lists {name!r}, which its shard does not contain; download it again."
             )
     return found
 
@@ -329,7 +331,7 @@ class CheckpointWriter:
         """Add a tensor, its bytes as they are."""
         assert name not in self._names, name
         if tensor.dtype not in _CODES:
-            raise HeadwiseError(f"{name} has numbers of kind {tensor.dtype}, which are not saved.")
+            raise HeadwiseError(f"{name} has the dtype {tensor.dtype}, which cannot be saved.")
         size = tensor.numel() * tensor.itemsize
         start = self._spooled
         if self._waiting and start + size > self.max_shard_bytes:

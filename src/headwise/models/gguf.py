@@ -8,7 +8,7 @@ transformers knows the architectures: its GGUF loader says what the config is, w
 weight, and how a tensor's layout differs from its own (a Llama's query and key rows, GPT-2's
 transposed matrices, Gemma's norms). It is asked one tensor after another, so that memory for one
 tensor is enough. What its config leaves out is read here; what neither can express (scaled rotary
-positions, experts) is refused, since it would silently be another model.
+positions, experts) is refused, since the result would silently be another model.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -59,10 +59,10 @@ _UNKNOWN_SCALES = (
 )
 
 
-def dequantised(
+def dequantise(
     path: Path | str, cache_dir: Path | None = None, *, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """The folder of a GGUF file's model, made on the first call."""
+    """Dequantise a GGUF file into a model folder in the cache, on the first call; its path."""
     path = user_path(path)
     check_file(path, most=MOST_WEIGHTS, advice="give the path of a GGUF file")
     number = str(dtype).removeprefix("torch.")
@@ -96,7 +96,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class _File:
-    """An open GGUF file whose metadata is sane."""
+    """An open GGUF file with validated metadata."""
 
     path: Path
     reader: Any
@@ -116,7 +116,7 @@ class _File:
         # A file of another kind or cut short shows as any of NumPy's and the reader's errors.
         except Exception as error:
             raise HeadwiseError(
-                f"{path} is not a whole GGUF file ({reason_of(error)}); download it again."
+                f"{path} is not a complete GGUF file ({reason_of(error)}); download it again."
             ) from error
         if name not in architectures():
             raise HeadwiseError(
@@ -163,7 +163,7 @@ class _File:
             if isinstance(value, list):
                 raise HeadwiseError(
                     f"{self.path} has layers with different values of {key}, which its family in "
-                    "transformers has not; give the model's Hugging Face folder."
+                    "transformers does not support; give the model's Hugging Face folder."
                 )
             if type(value) is not int or not 1 <= value < _MOST:
                 raise self._wrong(key, "a whole number of at least 1", value)
@@ -183,7 +183,7 @@ class _File:
             )
 
     def _refuse_unknown(self) -> None:
-        """What would silently be another model."""
+        """Refuse features that would silently give another model."""
         whole, family = (
             self.head_dim,
             FAMILIES[_MODEL_TYPES.get(self.architecture, self.architecture)],
@@ -197,7 +197,7 @@ class _File:
             "values of another width than keys": self.get("attention.value_length", whole) != whole,
             "a sliding window": bool(self.get("attention.sliding_window", 0))
             and not _windows(self),
-            "scales of its own": any(self.get(key) for key in _UNKNOWN_SCALES),
+            "non-standard scales": any(self.get(key) for key in _UNKNOWN_SCALES),
         }
         found = [name for name, there in odd.items() if there]
         if found:
@@ -314,7 +314,7 @@ class _Weights:
             except NotImplementedError as error:
                 raise HeadwiseError(
                     f"{self.file.path} stores {name} as {tensor.tensor_type.name}, which cannot be "
-                    "unpacked; take a file of another quantisation."
+                    "unpacked; use a file with another quantisation."
                 ) from error
             if not np.isfinite(numbers).all():
                 raise HeadwiseError(f"{name} in {self.file.path} holds NaN or infinity.")
@@ -344,8 +344,8 @@ class _Weights:
 
     def _wrong(self, own: str, came: tuple[int, ...] | None) -> HeadwiseError:
         return HeadwiseError(
-            f"{self.file.path} should have {own} of shape {self.wanted.get(own)} by its own "
-            f"sizes, and has {came}; download it again."
+            f"{self.file.path} should have {own} of shape {self.wanted.get(own)} by its metadata, "
+            f"but has {came}; download it again."
         )
 
 

@@ -1,12 +1,11 @@
-"""A stock model run layer by layer, each layer's weights read when its turn comes.
+"""A stock model run layer by layer, each layer's weights read when needed.
 
     checkpoint ──► embeddings, norms, head          (in memory)
                └─► layer 0 ─► layer 1 ─► …          (one at a time)
 
-The model is built without memory for its weights. A stand-in takes each layer's place and notes
-what the model calls it with (masks, rotary positions; they can differ between layers), so whatever
-a family does around its layers is done by its own code. Memory does not grow with the number of
-layers.
+The model is built without memory for its weights. A stand-in replaces each layer and records
+the arguments of its call (masks, rotary positions; they can differ between layers), so the
+family's own code runs around the layers. Memory does not grow with the number of layers.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -41,7 +40,7 @@ Batch = Mapping[str, torch.Tensor]
 
 
 class LayerStream:
-    """The layers of a checkpoint, and what each is called with for each of `batches`.
+    """The layers of a checkpoint, and the arguments of each call for each of `batches`.
 
     `config` is the checkpoint's stock config, `names` are its names of the weights that the model
     of `task` has. `dtype` (default: as stored) and `device` are where the layers run.
@@ -135,7 +134,7 @@ class LayerStream:
         return output[0] if isinstance(output, tuple) else output
 
     def outputs(self, hidden: torch.Tensor, batch: int = 0) -> Any:
-        """What the whole model returns if `hidden` leaves its last layer: logits or states."""
+        """The model's output if `hidden` is the output of its last layer: logits or states."""
         last = self._stand_ins[-1]
         last.answer = hidden
         try:
@@ -184,7 +183,7 @@ class LayerStream:
 
 
 class _StandIn(nn.Module):
-    """Takes a layer's place: notes its call and passes its input on, or gives another answer."""
+    """Replaces a layer: records its call and passes its input on, or returns a given output."""
 
     answer: torch.Tensor | None = None
     called: Any = None

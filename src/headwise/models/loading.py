@@ -1,16 +1,15 @@
-"""From files to a loaded model: safetensors only, every weight there, every one finite.
+"""Loading a model from files: safetensors only, all weights present and finite.
 
-A weight that a checkpoint lacks would silently be drawn at random, and the model measured as if it
-were whole. So what is missing, extra or of another shape is an error that names it, but for
+A weight that a checkpoint lacks would silently be initialised at random. So every missing,
+unexpected or misshapen weight is an error that names it, except for
 
     missing   a weight tied to another; the pooler of an encoder (it may never have been trained)
     extra     buffers of older files (masks, rotary frequencies, position numbers); a pooler;
               the heads of other tasks (the classes of an encoder that is loaded bare)
 
-Files keep the names of the day they were written: without the base model's prefix (GPT-2 on the
-hub), with older names of norms (BERT) or of whole modules (ViT). transformers translates them when
-it loads a model; `stored_names` asks its own rules, so a tensor read alone lands where it would in
-the whole.
+Older files use older names: without the base model's prefix (GPT-2 on the hub), with older names of
+norms (BERT) or of whole modules (ViT). transformers translates them when it loads a model;
+`stored_names` uses the same rules for tensors that are read one at a time.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -30,6 +29,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from headwise.errors import HeadwiseError, reason_of
 from headwise.models.backbones_headwise import FAMILIES
 from headwise.models.checkpoint import Checkpoint
+from headwise.models.shapes import backbone_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,7 +69,7 @@ def load_weights(
     dtype: torch.dtype | str,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """The model of a folder by an Auto class, whole and finite; `name` is for errors.
+    """Load a folder's model by an Auto class, complete and finite; `name` is for errors.
 
     The folder's `Checkpoint` must have been opened: that refuses pickles, broken files and an index
     that leads elsewhere.
@@ -106,7 +106,7 @@ def load_weights(
 
 
 def stored_names(checkpoint: Checkpoint, model: Any) -> dict[str, str]:
-    """The checkpoint's name of each of the model's weights that it holds, by the model's name."""
+    """The checkpoint's name of each model weight that it contains, by the model's name."""
     if checkpoint.config.get("quantization_config"):
         raise HeadwiseError(
             f"{checkpoint.name} holds quantised weights; dequantise it and save it again first."
@@ -122,8 +122,8 @@ def stored_names(checkpoint: Checkpoint, model: Any) -> dict[str, str]:
         )
         if converter is not None:
             raise HeadwiseError(
-                f"{checkpoint.name} stores {name} in a layout of its own; load the model with "
-                "transformers and save_pretrained() it first."
+                f"{checkpoint.name} stores {name} in a layout that is not read; load the model "
+                "with transformers and save_pretrained() it first."
             )
         # GPT-NeoX is saved with its older name of the output embeddings.
         own = own if own in wanted else own.replace("embed_out.", "lm_head.")
@@ -133,7 +133,7 @@ def stored_names(checkpoint: Checkpoint, model: Any) -> dict[str, str]:
 
 
 def complete_names(checkpoint: Checkpoint, model: Any) -> dict[str, str]:
-    """As `stored_names`, of a checkpoint that has just the weights the model needs."""
+    """As `stored_names`, for a checkpoint that has exactly the weights the model needs."""
     found, wanted = stored_names(checkpoint, model), model.state_dict()
     tied: set[str] = set()  # that need not be stored, because their partner is
     for pair in model.all_tied_weights_keys.items():
@@ -208,7 +208,7 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _may_be_missing(name: str, model: Any) -> bool:
-    family = FAMILIES.get(_backbone(model).model_type)
+    family = FAMILIES.get(backbone_of(model.config).model_type)
     return family is not None and not family.causal and "pooler" in name.split(".")
 
 
@@ -221,10 +221,6 @@ def _may_be_extra(name: str, model: Any) -> bool:
         or "pooler" in parts
         or any(re.search(pattern, name) for pattern in ignored)
     )
-
-
-def _backbone(model: Any) -> Any:
-    return getattr(model.config, "backbone", model.config)
 
 
 def _plain(name: str) -> str:

@@ -3,7 +3,7 @@
     OUT/headwise.json   key           of the inputs: another cut is never taken for this one
                         model         what it was cut from
                         calibration   the text or images it was fitted to
-                        layers        what was noted of each layer while it was cut
+                        layers        the record of each layer's cut
                         recovery      the training after the cut, if there was any
 
 The cut writes it, the recovery adds its part, and verification, model card and report read it.
@@ -37,7 +37,7 @@ class CalibrationRecord(Frozen):
 
     @property
     def amount(self) -> str:
-        """How much was read: `1,234 tokens`, or `166 images`."""
+        """The amount: `1,234 tokens`, or `166 images`."""
         return f"{self.tokens:,} tokens" if self.images is None else f"{self.images:,} images"
 
 

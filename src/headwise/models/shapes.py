@@ -1,8 +1,8 @@
 """Stock configs and model shapes, each from the other.
 
-A shape is read off the stock model itself, built on the meta device (no memory, no weights):
-which projections have biases, how many norms a layer has, what is left over. So the cost of a plan
-equals the parameters of the real model, whatever options the config has.
+A shape is read from the stock model itself, built on the meta device (no memory, no weights):
+which projections have biases, how many norms a layer has, and the remaining parameters. So the cost
+of a plan equals the parameters of the real model, whatever options the config has.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 from transformers import CONFIG_MAPPING
 
@@ -31,6 +32,7 @@ from headwise.models.backbones_headwise import (
 )
 from headwise.plan import Bias, HeadSpec, LayerPlan, ModelShape, Plan
 from headwise.planning.cost import cost
+from headwise.records import first_problem
 
 if sys.flags.optimize > 1:
     raise HeadwiseError(
@@ -52,11 +54,16 @@ _KEPT_HEADS = ("causal-lm", "image-classification")  # that a cut keeps and is v
 
 @contextmanager
 def plan_errors() -> Iterator[None]:
-    """Errors of the travelling files, which know no PlanError, as the user's errors they are."""
+    """Turn errors of the `*_headwise.py` files, which cannot import PlanError, into PlanErrors."""
     try:
         yield
     except ValueError as error:
         raise PlanError(str(error)) from error
+
+
+def backbone_of(config: Any) -> Any:
+    """The stock config: the whole, or what a plan surrounds; other configs use that name, too."""
+    return config.backbone if config.model_type == "headwise" else config
 
 
 def task_class(task: str) -> type[modeling.HeadwisePreTrainedModel]:
@@ -76,7 +83,7 @@ def stock_class(config: Any, task: str) -> Any:
 
 def saved_task(config: Any) -> str:
     """The task whose head a checkpoint was saved with; bare where none of TASKS is named."""
-    stock = getattr(config, "backbone", config)
+    stock = backbone_of(config)
     with plan_errors():
         if family_of(stock.model_type).causal:
             return "causal-lm"
@@ -110,7 +117,14 @@ def stock_plan(config: Any, task: str | None = None) -> Plan:
 
 def plan_of_stock(model: Any) -> Plan:
     """The uniform plan of a stock model, which may be empty."""
-    shape = _shape(model, family_of(model.config.model_type))
+    try:
+        shape = _shape(model, family_of(model.config.model_type))
+    except ValidationError as error:
+        problem = first_problem(error, ModelShape, {})
+        raise PlanError(
+            f"the config of this {model.config.model_type} model has sizes that no plan has: "
+            f"{problem}"
+        ) from error
     found = [attention for _, attention in stock_attentions(model)]
     layers = tuple(_layer(shape, attention.scaling) for attention in found)
     spare = sum(p.numel() for p in model.parameters())

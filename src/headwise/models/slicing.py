@@ -1,8 +1,8 @@
 """A ragged model made by keeping some columns of every head and some neurons of every MLP.
 
-What is dropped is as good as set to zero: the scores and outputs of the kept columns do not change,
-and a neuron that leaves no trace in the down-projection is none. So a model whose dropped columns
-and neurons are zero and its slice compute the same function.
+Dropping a column or neuron is the same as setting it to zero: the scores and outputs of the kept
+columns do not change. So a model whose dropped columns and neurons are zero computes the same
+function as its slice.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -39,7 +39,7 @@ def sliced(
     kept: Sequence[Sequence[Kept]],
     neurons: Sequence[Sequence[int]] | None = None,
 ) -> HeadwisePreTrainedModel:
-    """The model with only the kept columns; `kept[layer][head]`, scales as they were.
+    """The model with only the kept columns, `kept[layer][head]`; scales are unchanged.
 
     `neurons[layer]` are those that an MLP keeps; None: all.
     """

@@ -1,4 +1,4 @@
-"""Choices that are made together: one option of every item, whatever its cost, within the budgets.
+"""Joint choices: one option of every item, of any cost, within the budgets.
 
 The curves of `solver.py` rise step by step, every step of one cost. Dropping a head group, or
 allowing few widths in a layer, makes the widths of a head or of a layer one choice among *options*:
@@ -194,7 +194,7 @@ def _proportional(units: Int[np.ndarray, "kinds resources"], r: int, s: int) -> 
 
 
 def _undominated(options: Options, line: bool) -> Options:
-    """Options without those that cost as much as another, or more, and are worth no more.
+    """The undominated options: no other one costs at most as much and is worth at least as much.
 
     With one resource, or proportional ones (`line`), this is one sort. With several only options
     of equal cost are compared.

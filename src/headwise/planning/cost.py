@@ -9,8 +9,8 @@
   and embedding look-ups are left out, as is usual.
 - traffic: bytes that memory must deliver per generated token when `batch` sequences are decoded
   together, each with `context` tokens in its cache. A step reads every weight once for the whole
-  batch (projections, MLP, norms, output head, and all that has no name here), and for each sequence
-  its cache and one row of the embeddings. Decoding speed follows it on any device. It is counted
+  batch (projections, MLP, norms, output head, and all other weights), and for each sequence
+  its cache and one row of the embeddings. It limits decoding speed on most devices. It is counted
   per step, in whole bytes; dividing by the batch gives the bytes per token. Encoders generate
   nothing: 0.
 
@@ -67,7 +67,7 @@ def dense_cost(shape: ModelShape, context: int | None = None, batch: int = 1) ->
 
 
 def within_budget(plan: Plan, budget: Budget, context: int | None = None, batch: int = 1) -> bool:
-    """Whether a plan keeps every limit of a budget."""
+    """Whether a plan meets every limit of a budget."""
     spent, dense = cost(plan, context, batch), dense_cost(plan.shape, context, batch)
     return all(spent.counted(r) <= budget.amount(r, dense) for r in budget.limited)
 
@@ -101,7 +101,7 @@ def layer_params(layer: LayerPlan, d_model: int) -> int:
 
 
 def ffn_params(shape: ModelShape, width: int) -> int:
-    """Weights and biases of an MLP of so many neurons."""
+    """Weights and biases of an MLP with `width` neurons."""
     if not width:
         return 0
     biases = width * (2 if shape.ffn_gated else 1) + shape.d_model if shape.ffn_biases else 0
@@ -109,7 +109,7 @@ def ffn_params(shape: ModelShape, width: int) -> int:
 
 
 def outside_params(shape: ModelShape) -> int:
-    """Every parameter that is neither in an attention projection nor in an MLP."""
+    """The number of parameters outside attention projections and MLPs."""
     d = shape.d_model
     norm = d * (2 if shape.norm_biases else 1)
     embeddings = shape.vocab_size * d * (2 if shape.lm_head and not shape.tied_embeddings else 1)

@@ -1,7 +1,7 @@
-"""The plan of a new model: what a policy makes of its uniform shape under a budget.
+"""The plan of a new model: a policy applied to its uniform shape under a budget.
 
 A policy says how to spend a budget on the attention. `uniform` assumes nothing. Every other policy
-is a **hypothesis**, with what is known of it beside it (`EVIDENCE`); some contradict each other:
+is a **hypothesis**, with its evidence in `EVIDENCE`; some contradict each other:
 
     heads × width, first layer ──► last layer
 
@@ -9,27 +9,28 @@ is a **hypothesis**, with what is known of it beside it (`EVIDENCE`); some contr
     narrower-late         6×8   6×8   6×6   6×4      the same heads, narrower with depth
     more-heads-late       3×8   4×8   5×8   6×8      OpenELM's rule for heads (arXiv 2404.14619)
     openelm               the same, and MLPs that grow from 0.22 to 1.78 of the uniform width
-    early-many-late-few   12×4  8×6   6×8   4×12     the component map of the papers' readers
+    early-many-late-few   12×4  8×6   6×8   4×12     proposed by readers of the papers
     early-few-late-many   3×16  4×12  6×8   12×4     its reverse, as in Prism (arXiv 2606.27449)
     theory                the heads of the error bound early, fewer late, scores narrowed by the
                           context (arXiv 2510.03784)
 
-MLPs are as wide as the shape says, or by depth (`openelm`). A limit on MLP parameters makes them
-narrower, every other limit is spent on the heads. What the attention saves of the uniform model may
-go to the MLP of the same layer (`refill_ffn`), as in the paper that trains with W_Q = I.
+MLPs have the shape's width, or a width by depth (`openelm`). A limit on MLP parameters makes them
+narrower; every other limit applies to the heads. With `refill_ffn` the parameters saved in the
+attention go to the MLP of the same layer, as in the paper that trains with W_Q = I.
 
-`theory` takes what the paper's formulas ask for, and nothing from the uniform shape but its total
-width: the token width (or the measured spectrum of token vectors) and the lag kernel. The context
-enters through saturation. With scores bounded by C, the softmax over L tokens answers to an error
-of its scores by at most e^{2C}/L (½ at most), so a direction of queries and keys counts that much
-less than one of values. The later layers have fewer heads, as the paper says they may.
+`theory` uses the inputs of the paper's formulas, the token width (or the measured spectrum of token
+vectors) and the lag kernel, and only the total width of the uniform shape. The context
+enters through saturation. With scores bounded by C, an error in the scores changes the softmax over
+L tokens by at most e^{2C}/L (½ at most), so a direction of queries and keys counts that much
+less than one of values. The later layers have fewer heads, as the paper allows.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -48,6 +49,7 @@ from headwise.planning.cost import (
 )
 from headwise.planning.families import FAMILIES, new_shape
 from headwise.planning.rules import check_multiples
+from headwise.planning.targets import kernels_of, target_of
 from headwise.planning.widths import (
     Place,
     WidthCosts,
@@ -71,7 +73,7 @@ MOST_HEADS = 2.0  # early-many-late-few: of the uniform number, in the first lay
 
 @dataclass(frozen=True, slots=True)
 class DesignRules:
-    """What a policy has to respect besides the budget, and what the theory policy is told."""
+    """Constraints on a policy besides the budget, and the inputs of the theory policy."""
 
     multiple_of: int = 8
     min_dim: int | None = None  # None: one multiple
@@ -82,6 +84,9 @@ class DesignRules:
     score_bound: float = 2.0  # theory: the largest absolute score
     identity: tuple[Literal["query", "key", "value"], ...] = ()
     ffn_multiple_of: int = 64  # MLP widths that a policy chooses
+    widths: tuple[int, ...] | None = None  # heads are as wide as one of these; None: any multiple
+    equal_sides: bool = False  # queries and keys as wide as values
+    one_width: bool = False  # of a side, in all layers; only for designs, policies state their own
     refill_ffn: bool = False  # what the attention saves goes to the MLPs
 
     def __post_init__(self) -> None:
@@ -89,8 +94,19 @@ class DesignRules:
         check_multiples(self.ffn_multiple_of, None, "ffn-multiple-of")
 
     def allows(self, plan: Plan, budget: Budget) -> bool:
-        """Whether a plan keeps every limit of a budget."""
+        """Whether a plan meets every limit of a budget."""
         return within_budget(plan, budget, self.context, self.batch)
+
+    def tied_for(self, targets: Sequence[str]) -> DesignRules:
+        """The rules with what these targets need tied."""
+        asked, kernels = [target_of(name) for name in targets], kernels_of(targets)
+        return replace(
+            self,
+            multiple_of=math.lcm(self.multiple_of, kernels.multiple_of),
+            widths=kernels.widths,
+            equal_sides=any(one.equal_sides for one in asked),
+            one_width=any(one.one_width for one in asked),
+        )
 
     def floor(self, width: int) -> int:
         """The narrowest a head of this full width may become."""
@@ -100,7 +116,7 @@ class DesignRules:
 def new_plan(
     shape: ModelShape, budget: Budget, policy: str = "uniform", rules: DesignRules | None = None
 ) -> Plan:
-    """The plan a policy makes for a new model; no budget means 100% of attention parameters."""
+    """A policy's plan for a new model; without a budget, 100% of the attention parameters."""
     rules = rules or DesignRules()
     if policy not in POLICIES:
         raise PlanError(f"unknown policy {quoted(policy)}. {did_you_mean(policy, POLICIES)}")
@@ -137,7 +153,7 @@ def uniform(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
 
 
 def narrower_late(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
-    """The uniform heads; the early third of the layers whole, later ones narrower and narrower."""
+    """The uniform heads; the first third of the layers whole, later ones increasingly narrower."""
     decay = np.linspace(1.0, LAST_LAYER_WEIGHT, dense.shape.n_layers)
     return _early_whole(
         _with_identities(dense, rules),
@@ -150,12 +166,12 @@ def narrower_late(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
 
 
 def more_heads_late(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
-    """Heads of the usual width, their number growing linearly with depth."""
+    """Heads of the uniform width, whose number grows linearly with depth."""
     return _growing("more-heads-late", dense, budget, rules)
 
 
 def openelm(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
-    """The same heads; the MLPs grow linearly with depth too, as `_dense` has made them."""
+    """The same heads; MLP widths also grow linearly with depth (set by `_dense`)."""
     return _growing("openelm", dense, budget, rules)
 
 
@@ -214,13 +230,13 @@ def theory(dense: Plan, budget: Budget, rules: DesignRules) -> Plan:
     answer = min(NORM_CEILING, saturation_bound(rules.score_bound, context)) / NORM_CEILING
     saturation = (
         f"over {context} tokens with scores up to {rules.score_bound:g}, a direction of queries "
-        f"and keys counts {answer:.3g} of one of values"
+        f"and keys counts {answer:.3g} times one of values"
     )
     return _early_whole(
         _with_identities(dense.model_copy(update={"layers": layers}), rules),
         budget,
         rules,
-        tie=lambda layer, head, side: (layer, head.vo_dim, side),
+        tie=lambda layer, head, side: (layer, head.vo_dim, None if rules.equal_sides else side),
         weight=lambda layer, side: answer if side == "qk" else 1.0,
         origin=Origin(policy="theory", notes=(note, saturation)),
     )
@@ -240,14 +256,14 @@ POLICIES: dict[str, Policy] = {
 EVIDENCE: dict[str, str] = {
     "uniform": "the baseline; nothing is assumed",
     "narrower-late": "the paper says later layers may be narrower; here it was not "
-    "distinguishable from uniform in six layers, and in two layers a wider first layer lost 5.9% "
+    "distinguishable from uniform in six layers, and in two layers a wider first layer lost 5.8% "
     "on windows of 256 tokens (5 of 5 seeds)",
-    "more-heads-late": "OpenELM's authors use it; here it was not distinguishable from uniform in "
+    "more-heads-late": "used by OpenELM's authors; here it was not distinguishable from uniform in "
     "six layers",
-    "openelm": "OpenELM's authors use it; not measured here",
-    "early-many-late-few": "a reading of the papers by their readers, never measured; it "
-    "contradicts narrower-late",
-    "early-few-late-many": "Prism's authors report it; not measured here; it contradicts "
+    "openelm": "used by OpenELM's authors; not measured here",
+    "early-many-late-few": "proposed by readers of the papers, never measured; it contradicts "
+    "narrower-late",
+    "early-few-late-many": "reported by Prism's authors; not measured here; it contradicts "
     "early-many-late-few",
     "theory": "the bound is proven for one layer on a linear task, and is vacuous where tokens "
     "fill the model's width; the rest is assumed, and not measured here",
@@ -292,13 +308,13 @@ def _with_ffn_dims(plan: Plan, widths: Sequence[int]) -> Plan:
 
 
 def _refilled(plan: Plan, budget: Budget, rules: DesignRules) -> Plan:
-    """The plan with what each layer's attention saves of the uniform model in its MLP."""
+    """The plan with the parameters that each layer's attention saves added to its MLP."""
     shape = plan.shape
     of_attention = {"attn_params", "kv_bytes"}
     if not of_attention.issuperset(budget.limited):
         raise PlanError(
-            "--refill-ffn gives what the attention saves to the MLPs, so it goes with limits on "
-            f"attention parameters and cached bytes only, got {budget}; leave one of them out."
+            "--refill-ffn gives what the attention saves to the MLPs, so it works only with limits "
+            f"on attention parameters and cached bytes, got {budget}; leave one of them out."
         )
     if not shape.ffn_dim:
         raise PlanError("--refill-ffn needs a model with MLPs, got an ffn-dim of 0.")
@@ -307,7 +323,7 @@ def _refilled(plan: Plan, budget: Budget, rules: DesignRules) -> Plan:
     step, price = rules.ffn_multiple_of, neuron_cost(shape)["ffn_params"]
     more = [one // price // step * step for one in saved]
     widths = [width + extra for width, extra in zip(plan.ffn_dims, more, strict=True)]
-    told = f"{sum(more)} neurons beyond the uniform MLPs, paid by what the attention saves"
+    told = f"{sum(more)} neurons beyond the uniform MLPs, paid for by savings in the attention"
     notes = (*plan.origin.notes, told)
     origin = plan.origin.model_copy(update={"notes": notes})
     return _with_ffn_dims(plan, widths).model_copy(update={"origin": origin})
@@ -318,11 +334,11 @@ def _early(shape: ModelShape) -> int:
 
 
 def _early_whole(template: Plan, budget: Budget, rules: DesignRules, **how: object) -> Plan:
-    """Narrowed with the early layers whole; where the budget forbids it, with fewer of them."""
+    """The narrowed plan with the early layers whole; fewer of them if the budget is too small."""
     origin = how.pop("origin")
     assert isinstance(origin, Origin)
     for early in range(_early(template.shape), -1, -1):
-        told = f"{early} early layers are whole; later ones are narrower"
+        told = f"{early} early layers have full width; later ones are narrower"
         noted = origin.model_copy(update={"notes": (*origin.notes, told)})
         try:
             return _narrowed(template, budget, rules, whole_layers=early, origin=noted, **how)  # type: ignore[arg-type]
@@ -434,6 +450,7 @@ def _narrowed(
                     floor=width if whole else rules.floor(width),
                     multiple_of=rules.multiple_of,
                     tie=(side, i, j) if whole else tie(i, head, side),
+                    only=rules.widths,
                 )
     costs = WidthCosts(template, context, rules.batch, curves)
     widths = WidthSolver(costs, curves).solve(budget).of

@@ -102,7 +102,7 @@ def _vit(d_model: int, context: int) -> dict[str, Any]:
         near = max(1, side)
         raise PlanError(
             f"an image is a square of patches and a class token, so the context of a vit model "
-            f"must be a square and 1, got {context}; take {near**2 + 1} or {(near + 1) ** 2 + 1}."
+            f"must be a square plus 1, got {context}; use {near**2 + 1} or {(near + 1) ** 2 + 1}."
         )
     # The patches' projection (3·16² weights and a bias for each of d) and the class token; the
     # classes themselves are not counted, as their number is not known.

@@ -1,8 +1,8 @@
 """The fit of a plan to a profile: which widths lose least, under budgets or under a loss target.
 
-A profile gives every direction of every head a *sensitivity*: half of it is the predicted rise of
-the mean loss when the direction is dropped (a diagonal second-order model, so the halves add up).
-A head has up to three parts, each cut on its own. Of each part the most valuable directions are
+A profile gives every direction of every head a *sensitivity*: half of it is the predicted increase
+of the mean loss when the direction is dropped (a diagonal second-order model, so the halves add).
+A head has up to three parts, each cut separately. In each part the most valuable directions are
 kept, so its value over its width is the running sum of the worths, sorted from large to small:
 a concave curve, which the solver handles fastest.
 
@@ -11,20 +11,20 @@ a concave curve, which the solver handles fastest.
          │╭──╯                vo       value-output directions
          └──────────── width
 
-An MLP has one such curve more, over its neurons: a gate on each, a sensitivity for each. It is cut
-where a limit counts it; limits on attention parameters and cached bytes leave MLPs as they are.
+An MLP has one more curve, over its neurons, with a sensitivity for each. It is cut if a limit
+counts it; limits on attention parameters and cached bytes do not change MLPs.
 
 The solver spends the budgets on these curves. The other policies choose the widths differently, for
-comparison. Which directions a head of given width keeps is one rule for all: the most sensitive.
+comparison. With every policy a head of given width keeps its most sensitive directions.
 
     sensitivity     the curves above
     energy          squared output and score carried by each direction; known to lose, since errors
-                    of different layers do not compare
+                    of different layers are not comparable
     saturation      each head's share of energy, weighted by the layer's measured Jacobian norm
     uniform         the same share of every head
     narrower-late   shares that fall linearly with depth, the last layer's half of the first's
     wider-late      the reverse
-    random          shares drawn at random, `random:7` with another seed; what chance gives
+    random          random shares, `random:7` with another seed
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class HeadWorth:
     """What the directions of one head group are worth; `qk_whole` forbids cutting queries and keys.
 
     The indices are those of the profile: planes in the order of the head's `rotary_planes`.
-    `whole_vo` is what goes with all values together, and then queries and keys serve no one and
-    add nothing to it; None: the values' worths added up.
+    `whole_vo` is the loss of dropping all values together (queries and keys then add nothing);
+    None: the sum of the values' worths.
     """
 
     planes: Float[np.ndarray, " planes"]
@@ -85,7 +85,7 @@ class HeadWorth:
 
     @cached_property
     def whole(self) -> float:
-        """What is lost with the whole group."""
+        """The loss of dropping the whole group."""
         return float(self.vo.sum()) if self.whole_vo is None else self.whole_vo
 
     @cached_property
@@ -114,7 +114,7 @@ Worths = tuple[tuple[HeadWorth, ...], ...]  # layers, head groups
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one head group keeps, as ascending places in its lists of planes and directions.
+    """What one head group keeps, as ascending indices into its lists of planes and directions.
 
     `planes` index the head's rotary planes, `free` its position-free query-key directions (all of
     them in a head without rotary positions), `vo` its value directions.
@@ -127,7 +127,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A plan, the rise of the mean loss it predicts, and how near to the policy's best it is."""
+    """A plan, the predicted loss increase, and how close to the policy's optimum it is."""
 
     plan: Plan
     loss_increase: float
@@ -140,15 +140,15 @@ class Fit:
 
     @property
     def perplexity_ratio(self) -> float:
-        """e to the rise of the loss."""
+        """e to the loss increase."""
         return math.exp(self.loss_increase) if self.loss_increase < 709 else math.inf
 
 
 @dataclass(frozen=True, eq=False)
 class FitProblem:
-    """The dense plan, the sensitivity of its directions, what the policy goes by, and the rules.
+    """The dense plan, the sensitivity of its directions, the policy's worths, and the rules.
 
-    Many budgets may be tried on one problem: what does not depend on the budget is prepared once.
+    Many budgets can be tried on one problem: work that does not depend on the budget is done once.
     """
 
     template: Plan
@@ -171,7 +171,7 @@ class FitProblem:
         return self.rules.context or self.template.shape.context
 
     def cost(self, plan: Plan) -> Cost:
-        """What a plan costs where the rules say it runs."""
+        """What a plan costs at the batch and context of the rules."""
         return cost(plan, self.context, self.rules.batch)
 
     @cached_property
@@ -184,19 +184,19 @@ class FitProblem:
         return unit_cost(self.template, layer, head, side, self.context, batch=self.rules.batch)
 
     def allows(self, plan: Plan, budget: Budget) -> bool:
-        """Whether a plan keeps every limit of a budget."""
+        """Whether a plan meets every limit of a budget."""
         return within_budget(plan, budget, self.context, self.rules.batch)
 
     @cached_property
     def curves(self) -> dict[Place, WidthCurve]:
-        """What the policy holds each width to be worth; MLPs after the heads."""
+        """The policy's value of each width; MLPs after the heads."""
         heads = width_curves(self.worth or self.sensitivity, self.rules)
         if self.neurons is None or not self.rules.cut_ffn:
             return heads
         return heads | neuron_curves(self.neuron_worth or self.neurons, self.rules)
 
     def for_budget(self, limited: Sequence[Resource]) -> FitProblem:
-        """The problem under limits on these resources: MLPs are whole where none counts them."""
+        """The problem under limits on these resources: MLPs are whole if none counts them."""
         return self if any(r in COUNT_MLPS for r in limited) else self._whole_mlps
 
     @cached_property
@@ -222,14 +222,14 @@ class FitProblem:
 
     @property
     def drops_groups(self) -> bool:
-        """Whether a whole head group may go."""
+        """Whether whole head groups may be dropped."""
         rules = self.rules
         tied = rules.granularity == "model" or rules.equal_sides
         return rules.drop_groups and not tied and not self.fixed_groups
 
 
 def fit(problem: FitProblem, budget: Budget) -> Fit:
-    """The policy's best plan within the budget; no budget means 100% of attention parameters."""
+    """The policy's best plan within the budget; without one, 100% of the attention parameters."""
     if not budget.limited:
         budget = Budget(attn_params=Limit(share=1.0))
     problem = problem.for_budget(budget.limited)
@@ -253,7 +253,7 @@ def fit(problem: FitProblem, budget: Budget) -> Fit:
 
 
 def least_fit(problem: FitProblem, max_loss: float, resource: Resource, budget: Budget) -> Fit:
-    """The plan of least `resource` whose predicted rise of the loss is at most `max_loss`.
+    """The plan that minimises `resource` with a predicted loss increase of at most `max_loss`.
 
     The best predicted loss falls as the budget grows, so the budget is bisected, down to the
     common divisor of what single dimensions cost.
@@ -300,7 +300,7 @@ def least_fit(problem: FitProblem, max_loss: float, resource: Resource, budget: 
 
 
 def predicted_loss(problem: FitProblem, plan: Plan) -> float:
-    """The predicted rise of the mean loss: ½ · Σ of the dropped sensitivities."""
+    """The predicted increase of the mean loss: ½ · Σ of the dropped sensitivities."""
     dropped = 0.0
     for i, layer in enumerate(problem.sensitivity):
         cut = plan.layers[i].by_source
@@ -324,8 +324,8 @@ def predicted_loss(problem: FitProblem, plan: Plan) -> float:
 def kept_by_worth(worth: HeadWorth, dense: HeadSpec, head: HeadSpec) -> Kept:
     """What a cut head keeps of the dense one.
 
-    The plan names the planes. Of the value directions the `vo_dim` most valuable are kept, and of
-    the position-free ones as many as the planes leave of `qk_dim`; of equals the first.
+    The plan lists the planes. The `vo_dim` most valuable value directions are kept, and as many
+    position-free ones as the planes leave of `qk_dim`; among equals the first.
     """
     planes = kept_planes(dense, head)
     free = most_valuable(worth.free, head.qk_dim - 2 * len(planes))
@@ -333,7 +333,7 @@ def kept_by_worth(worth: HeadWorth, dense: HeadSpec, head: HeadSpec) -> Kept:
 
 
 def kept_planes(dense: HeadSpec, head: HeadSpec) -> list[int]:
-    """Which of the dense head's planes a cut head keeps, as places in the dense head's list."""
+    """Which of the dense head's planes a cut head keeps, as indices into the dense head's list."""
     own = _places(dense.rotary_planes or ())
     planes = dense.rotary_planes if head.rotary_planes is None else head.rotary_planes
     if any(p not in own for p in planes or ()):
@@ -350,29 +350,39 @@ def _places(planes: tuple[int, ...]) -> Mapping[int, int]:
 
 
 def most_valuable(worth: Float[np.ndarray, " n"], count: int) -> list[int]:
-    """The places of the `count` largest, ascending; of equals the first."""
+    """The indices of the `count` largest, ascending; among equals the first."""
     return sorted(ranking(worth)[:count])
 
 
 def ranking(worth: Float[np.ndarray, " n"]) -> list[int]:
-    """The places from most to least valuable; of equals the first comes first."""
+    """The indices from most to least valuable; among equals the first comes first."""
     found: list[int] = np.argsort(-worth, kind="stable").tolist()
     return found
 
 
 def width_curves(worths: Worths, rules: WidthRules) -> dict[Place, WidthCurve]:
     """One curve per part of every head, in dimensions."""
-    return {
+    found = {
         (i, j, part): WidthCurve(
             values=_cumulative(_in_order(head, part), dims),
             floor=floor,
             multiple_of=math.lcm(rules.multiple_of, dims),
             tie=_tie(rules, i, part),
+            only=rules.widths,
         )
         for i, layer in enumerate(worths)
         for j, head in enumerate(layer)
         for part, dims, floor in _parts(head, rules)
     }
+    for (i, _, part), curve in found.items() if rules.widths is not None else ():
+        if not len(curve.allowed):
+            side = "values" if part == "vo" else "queries and keys"
+            listed = ", ".join(map(str, rules.widths or ()))
+            raise BudgetError(
+                f"the {side} of layer {i} may be {curve.floor} to {len(curve.values) - 1} wide, "
+                f"and there are kernels for {listed}."
+            )
+    return found
 
 
 def neuron_curves(
@@ -443,10 +453,9 @@ def _running_sums(values: Float[np.ndarray, " n"]) -> list[float]:
 
 
 def _scaled_widths(problem: FitProblem, budget: Budget) -> dict[Place, int]:
-    """Every head its share of its width, the common scale as large as the budget allows.
+    """Give every head its share of its width, with the largest common scale the budget allows.
 
-    What rounding leaves of the budget goes to those that it took most from, unless all shares are
-    to be the same.
+    Budget left by rounding goes to the heads that lost most to it, unless all shares are equal.
     """
     shares = _shares(problem)
 
@@ -463,7 +472,7 @@ def _scaled_widths(problem: FitProblem, budget: Budget) -> dict[Place, int]:
     if scale is None:
         raise BudgetError(
             f"{budget} is less than the smallest allowed plan costs: raise the budget or lower "
-            "the floors."
+            "the minimum widths."
         )
     if problem.policy == "uniform":
         return at(scale)
@@ -475,7 +484,7 @@ def _scaled_widths(problem: FitProblem, budget: Budget) -> dict[Place, int]:
 
 
 def _shares(problem: FitProblem) -> dict[Place, float]:
-    """What the policy gives each part, relative to the others."""
+    """The policy's share of each part, relative to the others."""
     name, seed = policy_and_seed(problem.policy)
     n_layers = problem.template.shape.n_layers
     by_depth = {
@@ -498,7 +507,7 @@ def _shares(problem: FitProblem) -> dict[Place, float]:
 def _filled(
     problem: FitProblem, budget: Budget, widths: dict[Place, int], wanted: dict[Place, float]
 ) -> dict[Place, int]:
-    """The widths a step wider, where most is missing first, as long as the budget allows."""
+    """Widen by steps, where most is missing first, as long as the budget allows."""
     tied: dict[Hashable, list[Place]] = {}
     for place, curve in problem.curves.items():
         tied.setdefault(place if curve.tie is None else ("tie", curve.tie), []).append(place)
@@ -507,8 +516,8 @@ def _filled(
         places = max(open_ties, key=lambda group: wanted[group[0]] - widths[group[0]])
         wider = dict(widths)
         for place in places:
-            curve = problem.curves[place]
-            wider[place] = min(len(curve.values) - 1, widths[place] + curve.multiple_of)
+            allowed = problem.curves[place].allowed
+            wider[place] = int(allowed[allowed > widths[place]].min(initial=allowed[-1]))
         if wider != widths and problem.allows(_plan(problem, wider), budget):
             widths = wider
         else:
@@ -518,19 +527,16 @@ def _filled(
 
 def _share(curve: WidthCurve, share: float) -> int:
     """The widest allowed width within a share of the full one."""
-    full = len(curve.values) - 1
-    if share >= 1.0:
-        return full
-    least = min(full, -(-curve.floor // curve.multiple_of) * curve.multiple_of)
-    whole = math.floor(share * full / curve.multiple_of + 1e-9) * curve.multiple_of
-    return max(least, whole)
+    allowed = curve.allowed
+    within = allowed[allowed <= share * (len(curve.values) - 1) + 1e-9]
+    return int(within[-1] if len(within) else allowed[0])
 
 
 def _plan(problem: FitProblem, widths: dict[Place, int]) -> Plan:
     """The plan of these widths; its heads keep their most sensitive planes and their scale.
 
-    A group of width 0 is gone. The others stand with equal widths side by side, widest first, where
-    that makes fewer classes.
+    A group of width 0 is dropped. The others are sorted by width, widest first, where that makes
+    fewer classes.
     """
     layers = []
     for i, layer in enumerate(problem.template.layers):
@@ -562,7 +568,7 @@ def _class(head: HeadSpec) -> tuple[int, int, int, int]:
 
 
 def _side_by_side(heads: list[HeadSpec]) -> list[HeadSpec]:
-    """Heads of one class next to each other; as they are where they stand so already."""
+    """The heads with those of one class adjacent; unchanged if they already are."""
     runs = sum(1 for _ in itertools.groupby(heads, _class))
     if runs == len(set(map(_class, heads))):
         return heads

@@ -1,18 +1,18 @@
-"""Head groups that may go, and layers with few widths: the options of a head or of a layer.
+"""Dropped head groups, and layers with few widths: the options of a head or of a layer.
 
-A head group has *combinations* of widths (one per part), or it is dropped. If all its values go,
-its queries and keys have no one to serve, so they cost nothing and lose nothing: what is lost is
+A head group has *combinations* of widths (one per part), or it is dropped. Without its values, its
+queries and keys have no effect, so they cost nothing and lose nothing: the loss is
 the group's own worth, counted once.
 
     granularity head           one item per group: any combination, or dropped
     granularity layer          one item per layer: one combination, and which groups have it
     head, at most N widths     one item per layer: N combinations, and which groups have which
 
-For one combination, the best k groups to keep are those that lose most when they go: sorting gives
+For one combination, the best k groups to keep are those that lose most when dropped: sorting gives
 all options of a layer. For N combinations there are too many options to list, but at given prices
 every group picks its own best one, so trying the sets of N combinations gives the best option.
-Sets are tried all, while there are at most `MOST_SETS`; beyond, sets grow greedily from the best
-pair, and the bound is that of free groups.
+Up to `MOST_SETS` sets are all tried; beyond that, sets grow greedily from the best pair, and the
+bound is that of free groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from jaxtyping import Float, Int
 from headwise.errors import BudgetError
 from headwise.plan import RESOURCE_NAMES, Budget, Resource
 from headwise.planning.choices import ChoiceSolver, Lazy, Options
-from headwise.planning.solver import Curve
 from headwise.planning.widths import MLP, Place, WidthCosts, WidthCurve, Widths
 
 Head = tuple[int, int]  # layer, head group
@@ -248,7 +247,7 @@ class GroupSolver:
             if limit < least:
                 raise BudgetError(
                     f"The budget for {RESOURCE_NAMES[r]} is {limit}, but the smallest allowed plan "
-                    f"costs {least}: raise the budget or lower the floors."
+                    f"costs {least}: raise the budget or lower the minimum widths."
                 )
         found = ready.solver.solve(np.array(limits, dtype=np.int64) - ready.fixed)
         widths = dict.fromkeys(self._curves, 0)
@@ -290,7 +289,7 @@ class GroupSolver:
         self, heads: Sequence[Head], units: Mapping[Place, tuple[int, ...]], *, alike: bool
     ) -> dict[Head, GroupOptions]:
         """The groups of one layer; `alike` ones have the same combinations."""
-        allowed = {p: _allowed(self._curves[p]) for head in heads for p in self._parts[head]}
+        allowed = {p: self._curves[p].allowed for head in heads for p in self._parts[head]}
         if alike:
             for part in {p[2] for p in allowed}:
                 places = [p for p in allowed if p[2] == part]
@@ -312,7 +311,3 @@ class GroupSolver:
             )
             for head in heads
         }
-
-
-def _allowed(curve: WidthCurve) -> Int[np.ndarray, " allowed"]:
-    return Curve(curve.values, (), floor=curve.floor, multiple_of=curve.multiple_of).allowed()

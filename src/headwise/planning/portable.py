@@ -1,4 +1,4 @@
-"""Plans that an engine can run: what its class of model needs tied is tied before solving.
+"""Plans that an engine can run: widths that its model class needs equal are tied before solving.
 
     way                 keys and queries                    values                     targets
     free                as the rules say                    as the rules say           onnx, padded
@@ -8,17 +8,21 @@
     whole head groups   whole                               whole, fewer groups        gguf
     widths by layer     own planes, one width in a layer    as wide as the keys        vllm
 
-Of the ways that all asked targets run, the one that predicts the smallest loss within the budget is
-taken. Cutting values only costs least while it reaches the budget: below, all heads have to keep
-the same planes, those that matter most to all together. The plan notes what the tie costs beside
-the free fit.
+`gguf-cuda` and `vllm-cpu` have the ways of `gguf` and `vllm` whose keys are as wide as values, with
+the widths that their kernels support.
 
-MLPs have one width where heads have one in the model, but for llama.cpp with keys as wide as
+Of the ways that all requested targets run, the one with the smallest predicted loss within the
+budget is used. Cutting only values loses least while it can reach the budget; below that, all heads
+keep the same planes, those that matter most to all of them together. The plan's notes compare the
+predicted loss with that of the free fit.
+
+MLPs have one width where heads have one in the model, except for llama.cpp with keys as wide as
 values; with widths by layer they stay whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,14 +31,15 @@ import numpy as np
 from headwise.errors import BudgetError, PlanError
 from headwise.planning.fit import Fit, FitProblem, HeadWorth, Worths, ranking
 from headwise.planning.rules import WidthRules
-from headwise.planning.targets import target_of
+from headwise.planning.targets import Kernels, kernels_of, target_of
 
 _WHOLE = 2**20  # wider than any head: nothing of a head is cut
+ANY = Kernels()
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to a plan that a target runs."""
+    """One set of ties that gives plans a target runs."""
 
     name: str
     rules: Callable[[WidthRules], WidthRules]
@@ -46,7 +51,7 @@ def _whole_keys(worths: Worths) -> Worths:
 
 
 def _common_planes(worths: Worths) -> Worths:
-    """All heads rank their planes alike: by what they are worth to all together."""
+    """Rank the planes in the same order for all heads, by their total worth."""
     heads = [head for layer in worths for head in layer]
     if len({len(head.planes) for head in heads}) > 1:
         raise PlanError("heads with different numbers of rotary planes cannot keep the same ones.")
@@ -81,12 +86,14 @@ BY_LAYER = Way(
 WAYS: dict[str, tuple[Way, ...]] = {
     "stock": (VALUES_ONLY, WIDTHS, WIDTH),
     "gguf": (VALUES_ONLY, WIDTHS, WIDTH, GROUPS, FREE_MLPS),
+    "gguf-cuda": (WIDTH, GROUPS, FREE_MLPS),
     "vllm": (BY_LAYER, WIDTH),
+    "vllm-cpu": (BY_LAYER, WIDTH),
 }
 
 
 def ways_for(targets: Sequence[str]) -> tuple[Way, ...]:
-    """The ways to a plan that all targets run; none where nothing need be tied."""
+    """The ways that all targets run; none if nothing has to be tied."""
     for name in targets:
         target_of(name)
     tied = [WAYS[name] for name in targets if name in WAYS]
@@ -97,13 +104,13 @@ def fit_for(
     problem: FitProblem,
     targets: Sequence[str],
     solve: Callable[[FitProblem], Fit],
-    tie: Callable[[FitProblem, Way], FitProblem] | None = None,
+    tie: Callable[[FitProblem, Way, Kernels], FitProblem] | None = None,
 ) -> Fit:
     """The best fit that every target runs; `solve` finds the best of one problem.
 
     `tie` is `tied`, or one that remembers its answers.
     """
-    ways, tie = ways_for(targets), tie or tied
+    ways, kernels, tie = ways_for(targets), kernels_of(targets), tie or tied
     if targets and problem.rules.drop_groups:  # engines have as many heads in every layer
         problem = replace(problem, rules=replace(problem.rules, drop_groups=False))
     if not ways:
@@ -112,7 +119,7 @@ def fit_for(
     problems: list[str] = []
     for way in ways:
         try:
-            found.append((way, _checked(solve(tie(problem, way)), targets)))
+            found.append((way, _checked(solve(tie(problem, way, kernels)), targets)))
         except (BudgetError, PlanError) as error:
             problems.append(f"{way.name}: {str(error).rstrip('.')}")
     if not found:
@@ -124,11 +131,13 @@ def fit_for(
     return _noted(best, way, targets, _free_loss(problem, solve))
 
 
-def tied(problem: FitProblem, way: Way) -> FitProblem:
-    """The problem with what a way ties."""
+def tied(problem: FitProblem, way: Way, kernels: Kernels = ANY) -> FitProblem:
+    """The problem with the ties of a way, and the widths that have kernels."""
+    rules = way.rules(problem.rules)
+    multiple = math.lcm(rules.multiple_of, kernels.multiple_of)
     return replace(
         problem,
-        rules=way.rules(problem.rules),
+        rules=replace(rules, multiple_of=multiple, widths=kernels.widths),
         sensitivity=way.worths(problem.sensitivity),
         worth=None if problem.worth is None else way.worths(problem.worth),
     )

@@ -1,4 +1,4 @@
-"""Which widths a fitted plan may have, besides what the budget allows; the one source of defaults.
+"""Which widths a fitted plan may have besides the budget; the source of the defaults.
 
 Light on import: the command line's help reads it.
 """
@@ -43,7 +43,7 @@ def check_multiples(
 
 @dataclass(frozen=True, slots=True)
 class WidthRules:
-    """Which widths a fitted plan may have, and where it is to run."""
+    """Which widths a fitted plan may have, and the batch and context of its costs."""
 
     granularity: str = "layer"  # equal widths within a layer or the whole model, or free per head
     multiple_of: int = 8  # of dimensions, query-key widths too
@@ -56,6 +56,7 @@ class WidthRules:
     ffn_multiple_of: int = 64  # of neurons
     min_ffn_dim: int | None = None  # None: one multiple
     cut_ffn: bool = True  # MLPs may be narrowed, where a limit counts them
+    widths: tuple[int, ...] | None = None  # heads are as wide as one of these; None: any multiple
     one_ffn_dim: bool | None = None  # one width for all MLPs; None: with granularity model
 
     def __post_init__(self) -> None:
@@ -76,12 +77,12 @@ class WidthRules:
 
     @property
     def least(self) -> int:
-        """The narrowest a head may become, if it is not narrower already."""
+        """The minimum width of a head that is not already narrower."""
         return self.multiple_of if self.min_dim is None else self.min_dim
 
     @property
     def least_ffn(self) -> int:
-        """The narrowest an MLP may become, if it is not narrower already."""
+        """The minimum width of an MLP that is not already narrower."""
         return self.ffn_multiple_of if self.min_ffn_dim is None else self.min_ffn_dim
 
     @property

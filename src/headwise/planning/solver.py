@@ -47,9 +47,10 @@ class Curve:
     """What keeping 0, 1, …, U units is worth, and what one unit costs in each resource.
 
     Allowed are the multiples of `multiple_of` between `floor` and `ceiling`, and U itself when the
-    ceiling permits it: a head that is left whole keeps its width, whatever it is. Curves with the
-    same `tie` get the same number of units. Values may be any finite numbers; concave curves, which
-    sensitivities sorted from large to small give, are solved fastest.
+    ceiling permits it: a head that is left whole keeps its width, whatever it is. With `only`, no
+    other number is allowed, U neither. Curves with the same `tie` get the same number of units.
+    Values may be any finite numbers; concave curves, which sensitivities sorted from large to small
+    give, are solved fastest.
     """
 
     values: Float[np.ndarray, " options"]
@@ -58,20 +59,24 @@ class Curve:
     ceiling: int | None = None
     multiple_of: int = 1
     tie: Hashable | None = None
+    only: tuple[int, ...] | None = None
 
     def allowed(self) -> Int[np.ndarray, " allowed"]:
         """The allowed numbers of units, ascending."""
-        return _allowed(len(self.values) - 1, self.floor, self.ceiling, self.multiple_of)
+        full = len(self.values) - 1
+        return _allowed(full, self.floor, self.ceiling, self.multiple_of, self.only)
 
 
 @lru_cache(maxsize=256)  # the curves of a model have few different grids
 def _allowed(
-    full: int, floor: int, ceiling: int | None, multiple_of: int
+    full: int, floor: int, ceiling: int | None, multiple_of: int, only: tuple[int, ...] | None
 ) -> Int[np.ndarray, " allowed"]:
     top = full if ceiling is None else min(ceiling, full)
     units = np.arange(-(-floor // multiple_of) * multiple_of, top + 1, multiple_of)
     if top == full and full % multiple_of and floor <= full:
         units = np.append(units, full)
+    if only is not None:
+        units = units[np.isin(units, only)]
     units.flags.writeable = False
     return units
 
@@ -168,7 +173,7 @@ class Solver:
             if cost > budget:
                 raise BudgetError(
                     f"The budget for {name} is {budget}, but the smallest allowed plan costs "
-                    f"{cost}: raise the budget or lower the floors."
+                    f"{cost}: raise the budget or lower the minimum widths."
                 )
         return tuple(b - c for b, c in zip(budgets, least, strict=True))
 

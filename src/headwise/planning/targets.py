@@ -1,4 +1,4 @@
-"""Which engines can run a plan: for every target yes, or the one sentence why not.
+"""Which engines can run a plan: for every target yes, or the reason why not.
 
     target    what reads it                                    what it needs tied
     stock     transformers, without headwise                   one width, one set of planes, one
@@ -11,12 +11,19 @@
 
 A class of model that other engines know has one head width and one list of rotary frequencies for
 all layers, and one MLP width. Queries and keys may be wider than values where the class allows it.
-Score scales never stand in the way: they are folded into the queries.
+Score scales are no obstacle: they are folded into the queries.
+
+Kernels take some head widths only, or are fast with some only. `gguf-cuda` and `vllm-cpu` are the
+targets `gguf` and `vllm` limited to those widths:
+
+    gguf-cuda   llama.cpp's flash attention on CUDA   keys as wide as values
+    vllm-cpu    vLLM on a CPU, which has no others
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headwise.errors import HeadwiseError, did_you_mean, quoted
@@ -25,7 +32,10 @@ from headwise.plan import HeadSpec, LayerPlan, Plan
 # Families whose blocks are a Llama's: RMS norms, a gated MLP, rotary positions, nothing else.
 LLAMA_LIKE = ("llama", "mistral", "phi3", "qwen2")
 _NORMED = ("gemma3_text", "olmo2", "qwen3")
-SERVED_MULTIPLE = 8  # vLLM's kernels take widths of these; on a CPU 32, 64, 80, 96, 112, 128, …
+SERVED_MULTIPLE = 8  # vLLM's kernels for GPUs take widths of these
+# The widths for which there are kernels: in llama.cpp's ggml-cuda/fattn.cu, in vLLM's cpu_attn.py.
+CUDA_WIDTHS = (40, 64, 72, 80, 96, 112, 128, 256)
+CPU_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 ROTARY = (*LLAMA_LIKE, *_NORMED, "gpt_neox")
 
 
@@ -50,12 +60,29 @@ class RunsIn:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernels:
+    """The head widths that an engine's kernels take."""
+
+    multiple_of: int = 1
+    widths: tuple[int, ...] | None = None  # None: all multiples
+
+    def both(self, other: Kernels) -> Kernels:
+        """What two engines take."""
+        lists = [one.widths for one in (self, other) if one.widths is not None]
+        shared = tuple(w for w in lists[0] if all(w in own for own in lists)) if lists else None
+        return Kernels(math.lcm(self.multiple_of, other.multiple_of), shared)
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """One way out of headwise: who reads it, and the test of whether it can."""
+    """An export target: the engine that reads it, and the test of whether it runs a plan."""
 
     name: str
     engine: str
     test: Callable[[Plan], str]  # how it runs; raises _No
+    kernels: Kernels = Kernels()
+    equal_sides: bool = False  # keys that are not as wide as values save nothing there
+    one_width: bool = False  # the same in all layers
 
     def runs(self, plan: Plan) -> RunsIn:
         """Whether this target runs the plan."""
@@ -70,7 +97,12 @@ class _No(Exception):  # noqa: N818  (an answer, not an error)
 
 
 def runs_in(plan: Plan) -> tuple[RunsIn, ...]:
-    """For every target, whether it runs the plan as it is, and how or why not."""
+    """For every target, whether it runs the plan as it is, and how or why not.
+
+    >>> import headwise as hw
+    >>> plan = hw.new_plan(layers=2, d_model=64, heads=4, context=32, attn_params="75%")
+    >>> names = [found.target for found in hw.runs_in(plan) if found.yes]
+    """
     return tuple(target.runs(plan) for target in TARGETS.values())
 
 
@@ -84,11 +116,23 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
-def planes_of(head: HeadSpec, plan: Plan) -> tuple[int, ...]:
-    """The rotary planes of a head; None stands for all planes of its width."""
-    if head.rotary_planes is not None:
-        return head.rotary_planes
-    return tuple(range(head.qk_dim // 2)) if plan.shape.family in ROTARY else ()
+def kernels_of(names: Sequence[str]) -> Kernels:
+    """The head widths that all of these targets have kernels for."""
+    found = Kernels()
+    for name in names:
+        found = found.both(target_of(name).kernels)
+    return found
+
+
+def planes_of(head: HeadSpec, plan: Plan) -> range | tuple[int, ...]:
+    """The rotary planes of a head, as a range if they are the first ones, however many.
+
+    None stands for all planes of its width.
+    """
+    planes = head.rotary_planes
+    if planes is None:
+        return range(head.qk_dim // 2 if plan.shape.family in ROTARY else 0)
+    return range(len(planes)) if not planes or planes[-1] == len(planes) - 1 else planes
 
 
 def _stock(plan: Plan) -> str:
@@ -130,6 +174,32 @@ def _gguf(plan: Plan) -> str:
         raise _No("a layer has no head, which it runs only where keys are as wide as values")
     kind = "mimo2" if plain and len(counts) == 1 else "step35"
     return f"as {kind}, keys {qk} and values {vo} wide"
+
+
+def _gguf_cuda(plan: Plan) -> str:
+    how = _gguf(plan)
+    qk, vo = _one_width(plan)
+    if qk != vo:
+        raise _No(f"keys are {qk} and values {vo} wide; that kernel takes them equally wide")
+    _kernel_for([qk], CUDA_WIDTHS)
+    return how
+
+
+def _vllm_cpu(plan: Plan) -> str:
+    how = _vllm(plan)
+    if "headwise" in how:
+        _kernel_for([served_width(layer, plan) for layer in plan.layers], CPU_WIDTHS)
+    else:
+        _kernel_for(_one_width(plan)[:1], CPU_WIDTHS)
+    return how
+
+
+def _kernel_for(widths: Sequence[int], taken: Sequence[int]) -> None:
+    for i, width in enumerate(widths):
+        if width not in taken:
+            where = "heads are" if len(widths) == 1 else f"layer {i} has heads"
+            listed = ", ".join(map(str, taken))
+            raise _No(f"{where} {width} wide, and there are kernels for {listed}")
 
 
 def _vllm(plan: Plan) -> str:
@@ -213,7 +283,7 @@ def _layers(plan: Plan) -> Iterator[tuple[int, LayerPlan]]:
 
 def _causal(plan: Plan) -> None:
     if not plan.shape.causal:
-        raise _No(f"{plan.shape.family} is an encoder; models that write text are exported")
+        raise _No(f"{plan.shape.family} is an encoder; only causal models are exported")
 
 
 def _whole_only(plan: Plan) -> None:
@@ -294,7 +364,7 @@ def _one_width(plan: Plan) -> tuple[int, int]:
 
 def _one_set_of_planes(plan: Plan) -> bool:
     """Whether the one set of planes is that of the dense model, in order."""
-    first: dict[tuple[int, ...], int] = {}
+    first: dict[range | tuple[int, ...], int] = {}
     for i, layer in _layers(plan):
         for head in layer.heads:
             first.setdefault(planes_of(head, plan), i)
@@ -303,13 +373,13 @@ def _one_set_of_planes(plan: Plan) -> bool:
         where = f"layers {i} and {j} keep" if i != j else f"heads of layer {i} keep"
         raise _No(f"{where} different rotary planes; one set for the model is needed")
     (planes,) = first
-    return planes == tuple(range(plan.shape.qk_dim // 2))
+    return planes == range(plan.shape.qk_dim // 2)
 
 
 def _no_windows(plan: Plan) -> None:
     window = next((w for w in plan.shape.windows if w), None)
     if window is not None and window < plan.shape.context:
-        raise _No(f"it attends within windows of {window} tokens, which are not written there")
+        raise _No(f"it has sliding windows of {window} tokens, which are not supported there")
 
 
 def _llama_or_windowed(plan: Plan) -> str:
@@ -332,9 +402,24 @@ def _mimo(plan: Plan) -> None:
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("stock", "transformers without headwise", _stock),
-        Target("gguf", "llama.cpp", _gguf),
-        Target("vllm", "vLLM", _vllm),
+        Target("stock", "transformers without headwise", _stock, one_width=True),
+        Target("gguf", "llama.cpp", _gguf, one_width=True),
+        Target(
+            "gguf-cuda",
+            "llama.cpp's flash attention on CUDA",
+            _gguf_cuda,
+            Kernels(widths=CUDA_WIDTHS),
+            equal_sides=True,
+            one_width=True,
+        ),
+        Target("vllm", "vLLM", _vllm, Kernels(SERVED_MULTIPLE), equal_sides=True),
+        Target(
+            "vllm-cpu",
+            "vLLM on a CPU",
+            _vllm_cpu,
+            Kernels(SERVED_MULTIPLE, CPU_WIDTHS),
+            equal_sides=True,
+        ),
         Target("onnx", "ONNX Runtime", _onnx),
         Target("padded", "the source's own class", _padded),
     )

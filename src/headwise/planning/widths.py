@@ -1,8 +1,8 @@
-"""From value curves to widths: what designing a model and fitting a profile have in common.
+"""From value curves to widths: shared by designing a model and fitting a profile.
 
-A curve says what 0, 1, …, U dimensions of one part of one head group are worth, or as many neurons
-of one MLP. The solver spends the budgets on all curves together. What no width changes (embeddings,
-output biases) enters as one more curve without a choice.
+A curve gives the value of 0, 1, …, U dimensions of one part of a head group, or of 0, 1, …, U
+neurons of an MLP. The solver spends the budgets on all curves together. Fixed costs (embeddings,
+output biases) enter as one more curve without a choice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from headwise.plan import RESOURCE_NAMES, Budget, Plan, Resource
 from headwise.planning.cost import Side, cost, dense_cost, neuron_cost, unit_cost
@@ -38,6 +38,18 @@ class WidthCurve:
     floor: int
     multiple_of: int
     tie: Hashable | None = None  # curves of one tie get the same width
+    only: tuple[int, ...] | None = None  # no other widths than these
+
+    def costing(self, unit_cost: tuple[int, ...]) -> Curve:
+        """The curve as the solver takes it, with what a dimension costs in each resource."""
+        return Curve(
+            self.values, unit_cost, self.floor, None, self.multiple_of, self.tie, self.only
+        )
+
+    @property
+    def allowed(self) -> Int[np.ndarray, " allowed"]:
+        """The allowed widths, ascending."""
+        return self.costing(()).allowed()
 
 
 def side_of(part: Part) -> Side:
@@ -115,16 +127,7 @@ class WidthSolver:
     def _with_costs(self, resources: tuple[Resource, ...]) -> tuple[Curve, ...]:
         """The curves with what a dimension costs, then one for what no width changes."""
         units = self._costs.units(resources)
-        curves = [
-            Curve(
-                values=curve.values,
-                unit_cost=units[place],
-                floor=curve.floor,
-                multiple_of=curve.multiple_of,
-                tie=curve.tie,
-            )
-            for place, curve in self._curves.items()
-        ]
+        curves = [curve.costing(units[place]) for place, curve in self._curves.items()]
         fixed = self._costs.fixed(resources, units)
         curves.append(Curve(values=np.zeros(2), unit_cost=fixed, floor=1))
         return tuple(curves)

@@ -1,1 +1,1 @@
-"""What a trained model does on text, measured in head space: moments, sensitivities, saturation."""
+"""Measurements of a trained model on text, in head space: moments, sensitivities, saturation."""

@@ -17,8 +17,8 @@
         ids                           S × length      int32: the sequences themselves; of images
         pixel_values                  S × channels × height × width      instead, float16
 
-`decode` is the inverse of `encode` and is made in double precision when it is asked for, so all
-directions together are the identity to the last digits, whatever was rounded on the way.
+`decode` is the inverse of `encode`, computed in double precision on request, so all directions
+together are the identity to the last digits, whatever was rounded before.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ProfileRecord(Record):
 
     @property
     def calibration(self) -> CalibrationRecord:
-        """What the record of a model made with this profile says of its text or images."""
+        """The calibration entry in the record of a model made with this profile."""
         return CalibrationRecord(
             source=self.text.source,
             sha256=self.text.sha256,
@@ -132,8 +132,8 @@ class Profile:
         try:
             if sha256(path) != record.tensors_sha256:
                 raise HeadwiseError(
-                    f"{path} is not the file that {RECORD} beside it speaks of (truncated, changed "
-                    "or from another profile); make the profile again."
+                    f"{path} does not match {RECORD} (it is truncated, changed or from another "
+                    "profile); make the profile again."
                 )
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
@@ -152,12 +152,12 @@ class Profile:
 
     @property
     def ids(self) -> Int[np.ndarray, "sequences length"]:
-        """The token sequences that were read, for whatever is fitted to the same text."""
+        """The token sequences that were read, for later fitting to the same text."""
         return self.tensors["ids"].astype(np.int64)
 
     @property
     def inputs(self) -> tuple[str, np.ndarray]:
-        """What the model was called with: input_ids or pixel_values."""
+        """The model's inputs: input_ids or pixel_values."""
         if self.record.of_images:
             return PIXELS, self.tensors[PIXELS].astype(np.float32)
         return "input_ids", self.ids

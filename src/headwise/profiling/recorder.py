@@ -1,4 +1,4 @@
-"""Listens to the layers of a model during one forward and one backward pass.
+"""Records the layers of a model during one forward and one backward pass.
 
     q_proj ─► (norm) ─► q ─┐                                q, k: before the rotary positions
     k_proj ─► (norm) ─► k ─┴─► scores ─► softmax ─┐
@@ -9,7 +9,7 @@ gradients at z and q, at once contracted with z and q over the tokens of a seque
 
     M_s = Σ_t z_tᵀ·∂L_s/∂z_t          (dim × dim per head group, its query heads added)
 
-which holds the derivative by a gate on *any* direction: with z' = z·encode·diag(γ)·decode,
+which gives the derivative by a gate on *any* direction: with z' = z·encode·diag(γ)·decode,
 ∂L_s/∂γ_i = Σ_t (z_t·encode[:, i])·(∂L_s/∂z_t·decode[i]) = (encodeᵀ·M_s·decodeᵀ)_ii. The same holds
 for q with encode_q and encode_kᵀ. A rotary plane is scaled by its gate, before or after the
 rotation alike, so the trace of M_s over its two columns is its derivative.
@@ -17,13 +17,13 @@ rotation alike, so the trace of M_s over its two columns is its derivative.
 Neurons of the MLP have gates of their own, where they enter the down-projection:
 ∂L_s/∂γ_i = Σ_t n_ti·∂L_s/∂n_ti.
 
-Only the gradients at activations are made: no parameter asks for one.
+Only the gradients of activations are computed: parameters need none.
 
-How saturated the attention is shows in a few rows of every head, at context lengths 4, 8, 16, …
-Position t of a causal model attends to t + 1 tokens, so one sequence shows all lengths up to its
-own. Only the rows asked for are computed again, in double precision, from the rotated queries and
-keys: a handful of positions instead of `length`. An encoder attends to everything from everywhere,
-so its rows all have one length, and the same few positions are averaged.
+The saturation of the attention is measured on a few rows of every head, at context lengths 4, 8,
+16, … Position t of a causal model attends to t + 1 tokens, so one sequence shows all lengths up to
+its own. Only these rows are computed again, in double precision, from the rotated queries and
+keys: a handful of positions instead of `length`. In an encoder every position attends to all
+tokens, so its rows all have the same length, and the same few positions are averaged.
 """
 
 # mypy: disable-error-code="no-untyped-call"

@@ -1,7 +1,7 @@
 """From the chunks of a profile run to the profile of each layer.
 
-Whitened truncation in head space: which directions of a head carry its function.
-Everything a head does passes through `dim` numbers per token, so all of this is small: C is the
+Whitened truncation in head space finds the directions that carry a head's function.
+All of a head's signal passes through `dim` numbers per token, so the matrices are small: C is the
 dim × dim second moment of those numbers, measured on text.
 
     value side    z = A·X·W_V,  out = z·W_O       z ≈ z·encode·decode   (encode folds into W_V,
@@ -19,7 +19,7 @@ Reduce: the chunks are added in order, in double precision.
 One layer at a time, so memory does not grow with the number of layers. The order of the sums is
 the order of the text, so the result is the same to the last bit whoever computed the chunks.
 
-Two things are exact and cost nothing, so the bases take them into account:
+The bases use two exact corrections:
 - where the output projection has a bias, the mean of z can go into it: z is cut around its mean;
 - a constant added to all keys adds the same to all scores of a row, which the softmax ignores: the
   keys without positions count by their covariance, not by their second moment.
@@ -233,5 +233,5 @@ def _sensitivity(
 
 
 def _rounded(encode: np.ndarray) -> np.ndarray:
-    """As it will be read from the file, so that what follows speaks of the same directions."""
+    """Rounded as in the file, so that later steps use the same directions."""
     return encode.astype(np.float32).astype(np.float64)

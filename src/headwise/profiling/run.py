@@ -3,7 +3,7 @@
     map      every few sequences become one part of sums (a *chunk*); a kill loses one at most
     reduce   the chunks, added in the order of the text, become the profile's folder
 
-A chunk depends on its sequences only: not on who computes it, when, or after how many kills. Many
+A chunk depends only on its sequences: not on the process, the time, or earlier kills. Several
 processes share the work by taking every n-th chunk.
 """
 
@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from headwise.artifacts import sha256, versions
 from headwise.devices import on_main
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, TheoryError
 from headwise.models.attention_headwise import HeadwiseAttention
 from headwise.models.backbones_headwise import family_of, stock_attentions
 from headwise.models.build import inner, plan_of
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 Finishing = Callable[[Path], None]
 _NORMS_NOTE = (
     "this model normalises queries and keys that are rotated in part, so the query-key side is "
-    "left alone and only values are planned"
+    "not cut and only values are planned"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileJob:
-    """What is to be measured, on which sequences."""
+    """The model and the sequences to measure."""
 
     model: HeadwisePreTrainedModel
     name: str  # of the model, as the user gave it
@@ -77,7 +77,7 @@ class ProfileJob:
         return lengths if plan_of(self.model).shape.causal else lengths[-1:]
 
     def inputs(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON-ready data."""
+        """Everything that determines the result, as JSON-ready data."""
         text = self.sequences
         named: dict[str, Any] = {"source": text.source, "sha256": text.sha256}
         if text.parts_sha256:
@@ -178,7 +178,14 @@ def measure_chunk(job: ProfileJob, index: int) -> Chunk:
     batch = probe(objective, inputs, numbers, job.settings.seed, job.sequences.mask_token)
     cached = {"use_cache": False} if objective == "next-token" else {}
     with torch.enable_grad(), recording(job.model, job.settings.lengths) as chunk:
-        losses, counts = batch.losses(job.model(**{job.sequences.name: batch.inputs}, **cached))
+        try:
+            outputs = job.model(**{job.sequences.name: batch.inputs}, **cached)
+        except TheoryError as error:  # of the recorder, which asks for probabilities
+            raise HeadwiseError(
+                f"the attention on sequences {numbers[0]} to {numbers[-1]} must be of finite "
+                "numbers, got NaN or infinity; use --dtype fp32, or mend the model."
+            ) from error
+        losses, counts = batch.losses(outputs)
         if not bool(torch.isfinite(losses).all()):
             raise HeadwiseError(
                 f"the model's loss on sequences {numbers[0]} to {numbers[-1]} must be finite, got "

@@ -10,7 +10,7 @@ from headwise.errors import HeadwiseError
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """How much text is read, and in which pieces."""
+    """How much text is read, and in which chunks."""
 
     length: int = 512  # tokens per sequence
     tokens: int = 32768  # read at most

@@ -1,4 +1,4 @@
-"""The inputs of a profile: a model, its text or images, and what is differentiated.
+"""The inputs of a profile: a model, its text or images, and the objective.
 
 The sensitivities are those of one number per sequence, by the kind of model:
 
@@ -9,10 +9,10 @@ The sensitivities are those of one number per sequence, by the kind of model:
                   e_s = the mean of the last hidden states, of length 1
 
 With g = ∂L_s/∂gate, the mean over sequences of g²/n_s is a diagonal Fisher: for the two losses,
-whose token gradients are uncorrelated at the data's own distribution, it stands for the second
-derivative of the mean loss per token. A classifier needs no true labels: with labels drawn from its
-own answer, E[g²] is the Fisher itself, and half the sum over dropped gates predicts the divergence
-of the answers. A model without a head has no loss. There E_r[g²] is
+whose token gradients are uncorrelated under the data's own distribution, it approximates the second
+derivative of the mean loss per token. A classifier needs no true labels: with labels sampled from
+its own output, E[g²] is the Fisher itself, and half the sum over dropped gates predicts the
+divergence of the outputs. A model without a head has no loss. There E_r[g²] is
 ‖∂e/∂gate‖², so half the sum over dropped gates predicts ½‖Δe‖², which for vectors of length 1 is
 1 − cosine: again "what is lost", in the unit encoders are judged by.
 """
@@ -61,7 +61,7 @@ Losses = Callable[[Any], tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A batch for the model, and how its answer becomes one number per sequence."""
+    """A batch for the model, and how its output becomes one number per sequence."""
 
     inputs: Shaped[Tensor, "batch ..."]
     losses: Losses
@@ -145,7 +145,7 @@ def _generator(seed: int, number: int) -> torch.Generator:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Token sequences of one length, or images, what is asked about them, where they are from."""
+    """Token sequences of one length, or images, with their objective and source."""
 
     inputs: (
         Int[np.ndarray, "sequences length"] | Float16[np.ndarray, "sequences channels height width"]
@@ -192,7 +192,7 @@ def load_for_profiling(
 
 
 def objective_of(model: HeadwisePreTrainedModel) -> Objective:
-    """What the sensitivities of this model are sensitivities of."""
+    """The objective of this model's sensitivities."""
     if isinstance(model, HeadwiseModel):
         return "embedding"
     if isinstance(model, HeadwiseForImageClassification):
@@ -201,7 +201,7 @@ def objective_of(model: HeadwisePreTrainedModel) -> Objective:
 
 
 def usual_length(model: HeadwisePreTrainedModel, most: int) -> int:
-    """The tokens of a sequence unless said otherwise; an image has all that there are positions."""
+    """The default tokens per sequence; an image fills all positions."""
     context = plan_of(model).shape.context
     return context if model.main_input_name == PIXELS else min(most, context)
 
@@ -212,7 +212,7 @@ def sequences(
     source: Text | Mixture | Images,
     settings: ProfileSettings,
 ) -> Sequences:
-    """As much of a source as `settings` ask for, as the model reads it."""
+    """The model's inputs from a source, as many as `settings` say."""
     refuse_other_kind(reader, source)
     if isinstance(source, Images):
         assert isinstance(reader, ImageReader)
@@ -271,7 +271,7 @@ def _text(
 
 
 def weights_sha256(model: HeadwisePreTrainedModel) -> str:
-    """A fingerprint of a live model's weights, for a model that has no files."""
+    """A fingerprint of the weights of a live model."""
     refuse_not_finite("the model", model)
     return fingerprint(parameters(model))
 

@@ -1,4 +1,4 @@
-"""What a profile tells the planner: the worth of every direction, and which ones a plan keeps."""
+"""From a profile to the planner: the worth of every direction, and which ones a plan keeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headwise.profiling.format import Profile
 class LayerSummary:
     """What dropping each side of a layer would cost, and how saturated its attention is.
 
-    A side that is left alone was not measured: None. Attention is seen at the longest context.
+    A side that is not cut was not measured: None. Saturation is that at the longest context.
     """
 
     query_key: float | None
@@ -59,7 +59,7 @@ def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
 
 
 def fit_problem(profile: Profile, policy: str, rules: WidthRules) -> FitProblem:
-    """What `headwise.planning.fit` needs to know of a profile."""
+    """The fit problem of a profile, for `headwise.planning.fit`."""
     worth = None
     if policy in {"energy", "saturation"}:
         worth = worths(profile, "energy")
@@ -96,7 +96,7 @@ def kept_neurons(profile: Profile, plan: Plan, layer: int) -> list[int]:
     if width == dense:
         return list(range(dense))
     if width > dense or not profile.has(layer, "ffn_sensitivity"):
-        reason = f"no cut of the profiled {dense}"
+        reason = f"more than the profiled {dense}"
         if width <= dense:
             reason = "narrower than the profiled one, whose neurons were not measured"
         raise PlanError(
@@ -150,7 +150,7 @@ def kept_directions(profile: Profile, plan: Plan, layer: int, head: int) -> Kept
     if not 0 <= spec.qk_dim - 2 * n_planes <= len(worth.free) or spec.vo_dim > len(worth.vo):
         raise PlanError(
             f"layer {layer}, head group {head} of the plan is {spec.qk_dim}/{spec.vo_dim} wide "
-            f"with {n_planes} rotary planes, which is no cut of the profiled {dense.qk_dim}/"
+            f"with {n_planes} rotary planes, which cannot be cut from the profiled {dense.qk_dim}/"
             f"{dense.vo_dim}; use the plan with the profile it was fitted to."
         )
     return kept_by_worth(worth, dense, spec)

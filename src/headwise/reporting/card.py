@@ -1,11 +1,11 @@
-"""The model card of a cut checkpoint: what was done, on what, with which figures.
+"""The model card of a cut checkpoint: what was done, on which data, with which results.
 
     OUT/config.json ─► plan ──┐
     OUT/headwise.json ────────┼─► OUT/README.md
     OUT/verify.json, if there ┘
 
-The card is made of the files beside it and nothing else, so it can be written again whenever one
-of them changes, and says the same as they do.
+The card is made only from the files next to it, so it can be written again whenever one of them
+changes, and always agrees with them.
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ _SPECIAL = re.compile(r"[\\`*\[\]<>&|~]|(?<!\w)_|_(?!\w)")
 def write_card(folder: Path, source: Path | None = None, *, name: str | None = None) -> None:
     """Write README.md of a cut checkpoint, or write it again.
 
-    Licence and base model are those of the card in `source` (the folder it was made from);
-    without a source, of the card that is being replaced. `name` is for a folder that is yet to
-    take its own.
+    Licence and base model come from the card in `source` (the folder it was made from), or without
+    a source from the card that is replaced. `name` is for a folder that is renamed later.
     """
     text = model_card(folder, source, name or folder.resolve().name)
     write_text(folder / CARD, text, force=True)
 
 
 def note_report(folder: Path, profile: Path | None = None) -> tuple[str, ...]:
-    """Write the report beside the card; the work is done, so a failure is only noted."""
+    """Write the report next to the card; the model is finished, so a failure is only noted."""
     try:
         from headwise.reporting.pages import report  # needs the card's readers and the charts
 
@@ -96,12 +95,12 @@ def _title(name: str, record: CutRecord, base: str | None, plan: Plan) -> str:
         return (
             f"# {plain(name)}\n\n{source} with narrower attention heads and MLPs, made by "
             "headwise. Each head keeps the directions and each MLP the neurons that the loss needs "
-            "most; everything else is the source's, bit for bit."
+            "most; everything else is copied from the source bit for bit."
         )
     return (
         f"# {plain(name)}\n\n{source} with narrower attention heads, made by headwise. Each head "
-        "keeps the directions that the loss needs most; everything that is not attention is the "
-        "source's, bit for bit."
+        "keeps the directions that the loss needs most; everything outside the attention is copied "
+        "from the source bit for bit."
     )
 
 
@@ -123,8 +122,8 @@ def _done(record: CutRecord, plan: Plan) -> str:
     both = ", with the narrower MLPs," if plan.changes_ffn else ""
     if recovery is not None:
         lines.append(
-            f"- Then the attention{both} was trained on {recovery.tokens:,} tokens against the "
-            f"source's predictions (SHA-256 of the text {code(recovery.text_sha256)})."
+            f"- Then the attention{both} was trained on {recovery.tokens:,} tokens with the "
+            f"source's predictions as targets (SHA-256 of the text {code(recovery.text_sha256)})."
         )
     else:
         lines.append("- Nothing was trained end to end.")
@@ -134,7 +133,7 @@ def _done(record: CutRecord, plan: Plan) -> str:
     if record.versions:
         made = ", ".join(f"{name} {version}" for name, version in record.versions.items())
         lines.append(f"- Made with {plain(made)}.")
-    lines.append("- `headwise.json` holds the whole record.")
+    lines.append("- `headwise.json` has the full record.")
     return "## What was done\n\n" + "\n".join(lines)
 
 
@@ -147,7 +146,7 @@ def _figures(found: Verification) -> str:
             rows.append((f"perplexity, {where}", *numbers, f"×{_number(text.ratio)}"))
             rows.append((f"top token agrees, {where}", "", f"{text.top_agreement:.2%}", ""))
             continue
-        least = f"least {text.least_cosine:.4f}"
+        least = f"lowest {text.least_cosine:.4f}"
         rows.append((f"cosine, {where}", "1", f"{text.cosine:.4f}", least))
         if isinstance(text, ImageQuality) and text.top_agreement is not None:
             rows.append((f"top class agrees, {where}", "", f"{text.top_agreement:.2%}", ""))
@@ -186,7 +185,7 @@ def _samples(found: Verification) -> str:
         for s in found.samples
     ]
     made = _table(("prompt", "source", "this model"), rows)
-    return f"\n\nWhat they write, the likeliest token each time:\n\n{made}"
+    return f"\n\nSamples from both models with greedy decoding:\n\n{made}"
 
 
 def _plan_table(plan: Plan) -> str:
@@ -207,7 +206,7 @@ def _plan_table(plan: Plan) -> str:
     queries = plan.shape.queries
     grouped = f"; each serves {queries} query heads" if queries > 1 else ""
     gone = plan.shape.n_layers * plan.shape.n_kv_heads - sum(len(x.heads) for x in plan.layers)
-    without = f" {gone} of them were dropped whole." if gone > 0 else ""
+    without = f" {gone} whole heads were dropped." if gone > 0 else ""
     note = f"One width per key-value head{grouped}.{without}"
     mlp = ["MLP width"] if plan.changes_ffn else []
     columns = ("layers", "query-key widths", "value-output widths", *mlp)
@@ -218,7 +217,7 @@ def _loading(kind: ModelKind) -> str:
     return (
         "## How to load it\n\nWith headwise installed:\n\n```python\n"
         f"{kind.program('path/to/this/folder')}\n```\n\n"
-        "Without it, the folder's own model code is run, which needs only torch and transformers: "
+        "Without it, the model code in the folder is run, which needs only torch and transformers: "
         f'`{kind.auto}.from_pretrained("path/to/this/folder", trust_remote_code=True)`.'
     )
 
@@ -230,16 +229,16 @@ def _engines(plan: Plan) -> str:
         (f"{one.target}, {one.engine}", "yes" if one.yes else "no", one.how or one.why_not)
         for one in runs_in(plan)
     ]
-    columns = ("`headwise export --to`", "runs", "how, or why not")
-    return f"## Where else it runs\n\n{_table(columns, rows)}"
+    columns = ("target", "runs", "details")
+    return f"## Other engines\n\n{_table(columns, rows)}"
 
 
 def _limits(found: Verification | None, kind: ModelKind) -> str:
-    fitted = "text named above; text of another kind, or another language, loses more"
+    fitted = "text named above; it is worse on other kinds of text and in other languages"
     tasks = "" if found is not None and found.tasks else "tasks, "
     measured = f"Perplexity is not everything: {tasks}long contexts and safety were not measured"
     if kind.of_images:
-        fitted = "images named above; images of another kind lose more"
+        fitted = "images named above; it is worse on other kinds of images"
         measured = "Agreement with the source is not everything: tasks were not measured"
     if found is None:
         measured = "Its quality was not measured: run `headwise verify` before you use it"
@@ -247,10 +246,10 @@ def _limits(found: Verification | None, kind: ModelKind) -> str:
         "- It has the limits and biases of the model it was cut from, and its licence.",
         f"- It was fitted to the {fitted}.",
         f"- {measured}.",
-        "- Heads of many widths in one layer run as several smaller calls, so it can be slower "
-        "than its source although it is smaller.",
-        "- It loads in transformers; for programs with model code of their own it must be "
-        "exported (`headwise export`).",
+        "- A layer with several head widths runs as several smaller calls, so the model can be "
+        "slower than its source although it is smaller.",
+        "- It loads in transformers; for engines with their own model code it must be exported "
+        "(`headwise export`).",
     ]
     lines += [
         f"- {code(shown_source(text.source))} is the {text.what} it was calibrated on, so the "
@@ -282,12 +281,12 @@ def _number(value: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """A name in Markdown: whatever Markdown or HTML would obey is an entity, in tables too."""
+    """A name escaped for Markdown and HTML, also in tables."""
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", _one_line(text))
 
 
 def code(text: str) -> str:
-    """A name as Markdown code; one that could end the code, or a table's cell, stands as it is."""
+    """A name as Markdown code; a name that could end the code or a table cell is escaped text."""
     shown = _one_line(text)
     return f"`{shown}`" if shown and not set(shown) & set("`|\\<>") else plain(text)
 
@@ -307,7 +306,7 @@ def _front_matter(
 ) -> str:
     """The YAML between two `---`, as the Hub reads it (https://huggingface.co/docs/hub/model-cards).
 
-    What is not known is left out: a language, a licence that the source's card does not state, a
+    Unknown values are left out: the language, a licence that the source's card does not state, a
     base model that has no name on the Hub.
     """
     from huggingface_hub import ModelCardData
@@ -329,9 +328,9 @@ def _front_matter(
 
 
 def _base_of(metadata: Mapping[str, Any], model: str) -> str | None:
-    """The base model: the one that a card of ours already names, else `model` if it is the Hub's.
+    """The base model: the one in an existing card of ours, else `model` if it is on the Hub.
 
-    A path may look like a Hub name from another folder, so it is judged once, at the cut.
+    A path may look like a Hub name from another folder, so this is decided once, at the cut.
     """
     tags = metadata.get("tags")
     if isinstance(tags, list) and _OURS in tags:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Chart = alt.TopLevelMixin
 USEFUL_RATIO = 4.0  # perplexity ÷ dense above which nobody would take a cut
 ENDINGS = (".png", ".svg", ".html")
+MOST_DRAWN = 20_000  # head groups in a map of a plan; drawing more would take minutes
 MOST_LABELLED_GROUPS = 24  # wider maps are too dense for numbers
 # Words are measured in one font and drawn in the reader's own, which may be wider: without room at
 # the right, legends lose their last letters.
@@ -67,8 +68,14 @@ def bound_chart(curve: BoundCurve, width: int) -> Chart:
 def plan_chart(plan: Plan) -> Chart:
     """Every head group's two widths as a layers × heads map, value-output beside query-key.
 
-    Where MLPs are not as wide as the uniform model's, their widths stand beside them as bars.
+    If MLP widths differ from the uniform model's, they are shown next to the map as bars.
     """
+    count = sum(len(layer.heads) for layer in plan.layers)
+    if count > MOST_DRAWN:
+        raise HeadwiseError(
+            f"a chart shows at most {MOST_DRAWN:,} head groups, and this plan has {count:,}; leave "
+            "the chart out."
+        )
     rows: list[dict[str, Any]] = [
         {"layer": i, "head group": j, "side": side, "width": width, "queries": head.queries}
         for i, layer in enumerate(plan.layers)
@@ -110,7 +117,7 @@ def plan_chart(plan: Plan) -> Chart:
 def pareto_chart(record: ComparisonRecord, only: int | None = None) -> Chart:
     """Perplexity ÷ dense by counted attention parameters, one line per method, one panel per text.
 
-    `only` is the place of the one text to show. A cell without figures has no point.
+    `only` is the index of the text to show. A cell without figures has no point.
     """
     rows: list[dict[str, Any]] = [
         {

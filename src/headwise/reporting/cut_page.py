@@ -1,4 +1,4 @@
-"""The report of a cut model: what was gained, what was lost, and where."""
+"""The report of a cut model: what was gained and lost, and where."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def cut_page(cut: CutModel) -> Page:
         f"{used.amount} of {shown_source(used.source)}."
     )
     sections = [
-        Section("What was gained, what was lost", [Cards(list(_headline(cut)))]),
+        Section("Gains and losses", [Cards(list(_headline(cut)))]),
         *warnings_section(cut_warnings(cut, predicted)),
         Section(
             "The plan",
             [
                 Paragraph(
-                    "Every cell is a key-value head with the query heads it serves; a stronger "
-                    "colour is a wider head."
+                    "Every cell is a key-value head with the query heads it serves; a darker cell "
+                    "is a wider head."
                 ),
                 Figures(width_figures(cut.plan), "map"),
             ],
@@ -118,7 +118,7 @@ def _quality(text: Quality) -> Iterator[Card]:
         before, after = _number(text.dense_perplexity), _number(text.perplexity)
         yield Card("Perplexity", value, f"{before} → {after} on {text_name(text)}", mood)
         return
-    beside = f"{text_name(text)}; least {text.least_cosine:.4f}"
+    beside = f"{text_name(text)}; lowest {text.least_cosine:.4f}"
     yield Card("Cosine with the dense model", f"{text.cosine:.4f}", beside)
     if isinstance(text, ImageQuality) and text.top_agreement is not None:
         of = f"of {text.images:,} images, {text_name(text)}"
@@ -126,7 +126,7 @@ def _quality(text: Quality) -> Iterator[Card]:
 
 
 def cut_warnings(cut: CutModel, predicted: float | None) -> list[str]:
-    """What a reader of the report must know, in plain words."""
+    """The warnings of the report."""
     found = cut.verification
     return [*_record_warnings(cut), *_measured_warnings(found), *_far_off(found, predicted)]
 
@@ -164,15 +164,15 @@ def _measured_warnings(found: Verification | None) -> Iterator[str]:
     ]
     if slow:
         yield (
-            f"It is smaller but not everywhere faster: {' and '.join(slow)} of the dense model's "
-            "speed here. Heads of many widths are several smaller calls; --granularity layer makes "
-            "them one."
+            f"It is smaller but not always faster: {' and '.join(slow)} of the dense model's speed "
+            "here. A layer with several head widths runs as several calls; --granularity layer "
+            "makes it one."
         )
     yield from found.speed.left_out if found.speed else ()
     for task in found.tasks:
         if task.difference < -2 * task.difference_stderr:
             yield (
-                f"It answers {task.name} worse: {task.difference:+.1%} ± "
+                f"It scores worse on {task.name}: {task.difference:+.1%} ± "
                 f"{task.difference_stderr:.1%} of {task.questions:,} questions."
             )
 
@@ -190,7 +190,7 @@ def _far_off(found: Verification | None, predicted: float | None) -> Iterator[st
 
 
 def _predicted(cut: CutModel) -> float | None:
-    """The predicted rise of the loss: by the profile if it is here, else as the plan says."""
+    """The predicted loss increase: from the profile if available, otherwise from the plan."""
     if cut.profile is not None:
         return predicted_loss(fit_problem(cut.profile, "sensitivity", WidthRules()), cut.plan)
     return cut.plan.origin.predicted_loss
@@ -201,8 +201,8 @@ def _measured(found: Verification, predicted: float | None) -> Section:
     drift = drift_figure(found)
     figures += [drift] if drift else []
     agreement = " ".join(
-        f"On {text_name(text)} the likeliest next token is the dense model's in "
-        f"{text.top_agreement:.1%} of {text.tokens:,} places."
+        f"On {text_name(text)} the top token agrees with the dense model's at "
+        f"{text.top_agreement:.1%} of {text.tokens:,} positions."
         for text in found.texts
         if isinstance(text, LanguageQuality)
     )
@@ -213,7 +213,7 @@ def _measured(found: Verification, predicted: float | None) -> Section:
 
 
 def _speed_table(found: Verification) -> Iterator[Part]:
-    """Every timed point, with what the smaller cache alone brings."""
+    """Every timed point, with the effect of the smaller cache alone."""
     if found.speed is None:
         return
     rows = [
@@ -231,8 +231,8 @@ def _speed_table(found: Verification) -> Iterator[Part]:
     yield Table(columns, rows)
     if any(point.same_code for point in found.speed.points):
         yield Paragraph(
-            "“Same code” compares with the dense model run by the cut model's attention code: what "
-            "the smaller cache alone brings."
+            "“Same code” compares with the dense model in the cut model's attention code: the "
+            "effect of the smaller cache alone."
         )
 
 
@@ -252,22 +252,22 @@ def _task_table(found: Verification) -> Iterator[Part]:
     ]
     yield Table(("task", "questions", "dense", "cut", "difference", "gained / lost"), rows)
     yield Paragraph(
-        "± is one standard error; that of the difference is of pairs, question by question."
+        "± is one standard error; that of the difference is paired, question by question."
     )
 
 
 def _samples(found: Verification) -> Iterator[Part]:
     if found.samples:
         rows = [(s.prompt, s.dense, "the same" if s.same else s.cut) for s in found.samples]
-        yield Paragraph("What both write after the same prompts, the likeliest token each time:")
+        yield Paragraph("What both models write after the same prompts, with greedy decoding:")
         yield Table(("prompt", "dense", "cut"), rows)
 
 
 def _loading(cut: CutModel) -> Section:
     kind = kind_of(cut.folder, cut.record, causal=cut.plan.shape.causal)
     advice = (
-        "Without headwise installed, leave out its import and give from_pretrained "
-        "trust_remote_code=True: then the folder's own model code is run."
+        "Without headwise installed, leave out its import and pass trust_remote_code=True to "
+        "from_pretrained: then the model code in the folder is run."
     )
     program = kind.program(cut.folder.resolve().name)
     return Section("How to load it", [Code(program), Paragraph(advice)])
@@ -278,9 +278,9 @@ def _engines(cut: CutModel) -> Section:
         (f"{one.target}, {one.engine}", "yes" if one.yes else "no", one.how or one.why_not)
         for one in runs_in(cut.plan)
     ]
-    said = "Which engines run this plan as it is; `headwise export` writes what they load."
-    table = Table(("target", "runs", "how, or why not"), rows, "Engines that run the plan")
-    return Section("Where else it runs", [Paragraph(said), table])
+    said = "The engines that run this plan; `headwise export` writes what they load."
+    table = Table(("target", "runs", "details"), rows, "Engines that run the plan")
+    return Section("Other engines", [Paragraph(said), table])
 
 
 def _provenance(cut: CutModel) -> Section:
@@ -289,7 +289,7 @@ def _provenance(cut: CutModel) -> Section:
     rows = [
         ("source model", record.model),
         (f"calibration {used.kind}", f"{used.source}, {used.amount}"),
-        ("SHA-256 of it", used.sha256),
+        (f"SHA-256 of the {used.kind}", used.sha256),
         ("profile's SHA-256", record.profile_sha256),
         ("settings of the cut", json.dumps(record.settings)),
         ("trained after the cut", trained),

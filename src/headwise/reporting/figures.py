@@ -81,8 +81,8 @@ def prediction_figure(predicted: float, found: Verification) -> Figure:
     measured = "; ".join(f"{x:+.3f} on {what}" for what, x in rows[1:])
     return Figure(
         title="Predicted against measured",
-        caption=f"Predicted {predicted:+.3f}, measured {measured}. The prediction counts neither "
-        "the refit after the cut nor any training.",
+        caption=f"Predicted {predicted:+.3f}, measured {measured}. The prediction does not count "
+        "the refit or any training after the cut.",
         chart=alt.layer(bars, labels).properties(width=WIDTH - 150, height=30 * len(rows)),
         columns=("", unit),
         rows=rows,
@@ -269,8 +269,7 @@ def comparison_section(record: ComparisonRecord) -> Section:
     """Every method at every budget: figures, a table, and what the methods are."""
     parts: list[Part] = [
         Paragraph(
-            f"Perplexity ÷ dense; every method is held to the same number of {record.counted}, "
-            "counted."
+            f"Perplexity ÷ dense; every method has the same counted budget of {record.counted}."
         )
     ]
     if record.measured:

@@ -1,4 +1,4 @@
-"""One page for whatever headwise made: a profile, a cut model, a training run, a comparison."""
+"""Report pages of a profile, a cut model, a training run or a comparison."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def report_html(source: ReportSource) -> str:
 
 
 def profile_page(source: ProfiledModel) -> Page:
-    """Where a model is sensitive, and what budgets would cost."""
+    """Where a model is sensitive, and what budgets would lose."""
     profile, record = source.profile, source.profile.record
     shape, dense = profile.plan.shape, cost(profile.plan)
     groups = f"{shape.n_heads} query heads, {shape.n_kv_heads} key-value heads"
     cards = [
         Card("Layers", f"{shape.n_layers}", f"{groups} in each"),
-        Card("Attention parameters", f"{dense.attn_params:,}", f"of {dense.params:,} in all"),
+        Card("Attention parameters", f"{dense.attn_params:,}", f"of {dense.params:,} in total"),
     ]
     if shape.causal:
         beside = f"{shape.kv_dtype_bytes} bytes per number"
@@ -118,7 +118,7 @@ def profile_page(source: ProfiledModel) -> Page:
         ("model", record.model),
         ("weights' SHA-256", record.weights_sha256),
         (used.kind, used.source),
-        ("SHA-256 of it", used.sha256),
+        (f"SHA-256 of the {used.kind}", used.sha256),
         ("read", f"{record.sequences} sequences, {record.settings}"),
         ("computed", f"on {record.device} in {record.dtype}"),
         ("made with", named_versions(record.versions)),
@@ -185,7 +185,7 @@ def training_page(run: TrainingRun) -> Page:
 def _training_headline(run: TrainingRun) -> Iterator[Card]:
     spent, dense = cost(run.plan), dense_cost(run.plan.shape)
     share = spent.attn_params / dense.attn_params
-    yield Card("Parameters", f"{spent.params:,}", f"of {dense.params:,} if uniform")
+    yield Card("Parameters", f"{spent.params:,}", f"{dense.params:,} if uniform")
     yield Card("Attention parameters", f"{spent.attn_params:,}", f"{share:.1%} of uniform heads")
     if not run.rows:
         return

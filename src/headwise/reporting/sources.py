@@ -1,4 +1,4 @@
-"""What a report is about: the folder it is given, read as typed records."""
+"""The source of a report: a folder, read as typed records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEW_TOKENS = 80
 
 @dataclass(frozen=True, slots=True)
 class CutModel:
-    """A cut checkpoint, and what lies beside it."""
+    """A cut checkpoint with its profile and comparison, if there are any."""
 
     folder: Path
     plan: Plan
@@ -59,7 +59,7 @@ ReportSource = CutModel | TrainingRun | ProfiledModel | ComparisonRecord
 def read_report_source(
     path: Path, *, profile: Path | None = None, compare: Path | None = None
 ) -> ReportSource:
-    """What lies in a folder (or in a compare.json)."""
+    """The contents of a folder (or of a compare.json)."""
     compared = None if compare is None else read_comparison(compare)
     found: ReportSource
     if (path / RECORD).is_file():
@@ -82,7 +82,7 @@ def read_report_source(
 
 
 def with_samples(run: TrainingRun) -> TrainingRun:
-    """The run with what its finished model writes; as it is without one, or if it sees ahead."""
+    """The run with samples of its model; unchanged if it is unfinished or bidirectional."""
     if not (run.folder / "model").is_dir() or not run.plan.shape.causal:
         return run
     from headwise.measure.generation import continuation
@@ -106,7 +106,7 @@ def _read_training(path: Path) -> TrainingRun:
     record = read_training(path)
     if record.details is None:
         raise HeadwiseError(
-            f"{path / RUN} is of a run that has not begun to train; run its command again first."
+            f"{path / RUN} belongs to a run that has not started training; run its command again."
         )
     plan, rows = read_plan(folder.plan), read_rows(folder.metrics)
     return TrainingRun(path, record, record.details, plan, tuple(rows))

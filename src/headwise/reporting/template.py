@@ -1,7 +1,7 @@
-"""The one way from data to HTML: templates that escape whatever they are given.
+"""HTML templates that escape all values.
 
-Names of folders and texts, notes and what a model wrote come from anywhere. In a template every
-value is escaped unless it is `Markup`, which only our own files and drawings are. Values inside a
+Names of folders and texts, notes and generated text are untrusted. In a template every
+value is escaped unless it is `Markup`, which only our own files and charts are. Values inside a
 script are JSON in which no character can end the script (`tojson`).
 """
 
@@ -15,7 +15,7 @@ from headwise import __version__
 from headwise.errors import HeadwiseError
 
 try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 except ImportError as missing:
     raise HeadwiseError(
@@ -23,7 +23,10 @@ except ImportError as missing:
     ) from missing
 
 
-def page_text(template: str, *, package: str = "headwise.reporting", **values: Any) -> str:
+_HOME = "headwise.reporting"  # whose templates others may include
+
+
+def page_text(template: str, *, package: str = _HOME, **values: Any) -> str:
     """A page as text that can be written as UTF-8; its template lies in the package's templates."""
     text = _environment(package).get_template(template).render(values)
     # A file name that is not UTF-8 has lone surrogates, which no file can hold.
@@ -33,7 +36,7 @@ def page_text(template: str, *, package: str = "headwise.reporting", **values: A
 @cache
 def _environment(package: str) -> Environment:
     made = Environment(
-        loader=PackageLoader(package, "templates"),
+        loader=ChoiceLoader([PackageLoader(name, "templates") for name in (package, _HOME)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -52,7 +55,7 @@ def unescaped(text: str) -> Markup:
 
 def _own_file(name: str) -> Markup:
     """A style sheet or a script of ours."""
-    return unescaped((files("headwise.reporting") / "templates" / name).read_text("utf-8"))
+    return unescaped((files(_HOME) / "templates" / name).read_text("utf-8"))
 
 
 def figure(value: Any) -> str:

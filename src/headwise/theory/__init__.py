@@ -1,1 +1,1 @@
-"""What is known about heads and their widths, as plain float64 functions."""
+"""The theory of heads and their widths, as plain float64 functions."""

@@ -1,13 +1,13 @@
 """Advice on heads: four views on one configuration, and the signs of a poor allocation.
 
-Why not always more heads? Each of the four views answers from another side. Two of them have no
-number to compare with, one gives a floor that grows with ln(context), and one gives a floor that
-grows with the context itself. They disagree; the reader decides, and sees each one's assumption.
+Why not always more heads? There are four views. Two of them give no threshold, one gives a floor
+that grows with ln(context), and one gives a floor that grows with the context itself. They
+disagree, so each is shown with its assumptions and the reader decides.
 
-The signs: the papers' readers name three: late layers with more than they need, early layers with
-less, and equal layers where a measurement asks for different ones. A fourth is a head below a
-floor. The first three are differences from what was *measured*, so they take a second plan of
-about the same cost: one that was fitted to a profile or to proxies. Without it they are unknown.
+The signs: readers of the papers name three: over-provisioned late layers, starved early layers, and
+equal layers although the measurement differs by layer. A fourth is a head below a floor. The first
+three are differences from what was *measured*, so they need a second plan of about the same cost,
+fitted to a profile or to proxies. Without it they are unknown.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _uniform(plan: Plan, fitted: Plan | None) -> Sign:
     listed = ", ".join(map(str, differ))
     return Sign(
         name, True, f"the fitted plan differs in layers {listed}",
-        "train the fitted plan beside this one: a fit predicts cutting, not training",
+        "train both this plan and the fitted one: a fit predicts cutting, not training",
     )  # fmt: skip
 
 

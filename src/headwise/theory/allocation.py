@@ -238,7 +238,7 @@ MAX_WIDTH = 32768  # a few seconds; time grows with the square of the width
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The best groups for a width, and how far their bound can be trusted to say something."""
+    """The best groups for a width, and whether their bound is vacuous."""
 
     groups: tuple[HeadGroup, ...]
     error: ErrorBound

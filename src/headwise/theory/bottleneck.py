@@ -51,7 +51,7 @@ class ReachingWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distance:
-    """What every head of this width misses a pattern by, whatever its weights.
+    """The minimum error of every head of this width on a pattern, whatever its weights.
 
     score_gap: ‖log Q − log P‖₂ ≥ this for every reachable Q: the singular value of log P·Π after
     the first d_h (Eckart–Young). log_gap: some entry has |log Q − log P| ≥ this.

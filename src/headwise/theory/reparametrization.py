@@ -133,21 +133,32 @@ def _normed(X: Float64[np.ndarray, "*rows d"], norm: Norm) -> Float64[np.ndarray
     return np.asarray(X / np.sqrt(np.mean(X**2, axis=-1, keepdims=True) + 1e-6))
 
 
+def attention_scores(
+    layer: StackLayer, X: Float64[np.ndarray, "*batch n d"], heads: int
+) -> Float64[np.ndarray, "*batch heads n n"]:
+    """The logits of every head's softmax, without a mask: X·W_Q·W_Kᵀ·Xᵀ/√width.
+
+    They are bilinear in W_Q and W_K, so quadratic in the weights; with W_Q = I they are linear.
+    """
+    q, k = _by_head(X @ layer.W_Q, heads), _by_head(X @ layer.W_K, heads)
+    return np.asarray(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+
+
+def _by_head(Y: np.ndarray, heads: int) -> np.ndarray:
+    """(*batch, n, width) as (*batch, heads, n, width/heads)."""
+    return np.asarray(Y.reshape(*Y.shape[:-1], heads, -1).swapaxes(-2, -3))
+
+
 def _attention(
     layer: StackLayer, X: Float64[np.ndarray, "*batch n d"], heads: int, causal: bool
 ) -> Float64[np.ndarray, "*batch n d"]:
     n = X.shape[-2]
-
-    def split(W: np.ndarray) -> np.ndarray:  # (*batch, n, width) -> (*batch, heads, n, width/heads)
-        return np.asarray((X @ W).reshape(*X.shape[:-1], heads, -1).swapaxes(-2, -3))
-
-    q, k, v = split(layer.W_Q), split(layer.W_K), split(layer.W_V)
-    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores = attention_scores(layer, X, heads)
     if causal:
         scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    z = (weights @ v).swapaxes(-2, -3)
+    z = (weights @ _by_head(X @ layer.W_V, heads)).swapaxes(-2, -3)
     return np.asarray(z.reshape(*X.shape[:-1], -1) @ layer.W_O)
 
 

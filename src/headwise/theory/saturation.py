@@ -1,4 +1,4 @@
-"""How strongly a softmax answers to its scores: the exact norm of its Jacobian, and a bound.
+"""How strongly a softmax answers to its scores: the exact norm of its Jacobian, and bounds.
 
 For p = softmax(s) the Jacobian is J = diag(p) − p·pᵀ, a diagonal minus a rank-one matrix. Its
 norm is its largest eigenvalue, the root λ of a secular equation between the two largest p:
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -139,3 +140,54 @@ def saturation_bound(score_bound: float | int, length: int) -> float:
         raise TheoryError(f"Expected a length of at least 1, got {length}; pass the row's length.")
     exponent = 2.0 * score_bound - math.log(length)
     return math.inf if exponent > 709.0 else math.exp(exponent)
+
+
+def attention_error_bound(
+    score_error: float | int, length: int, *, score_bound: float | int = math.inf
+) -> float:
+    """Λ·min(½, e^{2C}/L): how far, in the 2-norm, a row of attention moves with its scores.
+
+    Λ is the 2-norm of the error of the row's L scores, and C bounds the scores before and after.
+    On the way from one row of scores to the other every point has scores within C, so no Jacobian
+    on it is larger than `saturation_bound`, and none at all than `NORM_CEILING`.
+    """
+    _check_error(score_error)
+    ceiling = NORM_CEILING if math.isinf(score_bound) else saturation_bound(score_bound, length)
+    return score_error * min(NORM_CEILING, ceiling)
+
+
+def truncated_score_error(
+    singular_values: Iterable[float], width: int, *, token_norm: float | int, length: int
+) -> float:
+    """σ_{width+1}·R²·√L: the most that Λ can be in a head cut to `width` by a truncated SVD.
+
+    `singular_values` are those of the matrix M of the scores s_j = xᵀ·M·x_j (M = W_Q·W_Kᵀ times
+    the score scale, without rotary positions), and no token is longer than `token_norm` = R. What
+    is cut is no larger than the first singular value that is left out, so no score moves by more
+    than σ_{width+1}·R², and L of them together by √L times that.
+    """
+    values = sorted((float(v) for v in singular_values), reverse=True)
+    if width < 0 or length < 1 or any(v < 0 or not math.isfinite(v) for v in values):
+        raise TheoryError(
+            f"Expected singular values of at least 0, a width of at least 0 and a length of at "
+            f"least 1, got width {width} and length {length}; pass the values of W_Q·W_Kᵀ."
+        )
+    _check_error(token_norm)
+    return (values[width] if width < len(values) else 0.0) * token_norm**2 * math.sqrt(length)
+
+
+def total_variation_bound(score_range: float | int) -> float:
+    """tanh(w/4): the most attention that score errors can misplace when their range is w.
+
+    The range is the largest error minus the least: what all errors of a row share changes nothing.
+    The worst row has two tokens and w between their errors; more tokens neither help nor hurt.
+    """
+    _check_error(score_range)
+    return math.tanh(score_range / 4)
+
+
+def _check_error(value: float | int) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise TheoryError(
+            f"Expected a finite size of at least 0, got {value}; pass a norm or a range."
+        )

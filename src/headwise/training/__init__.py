@@ -1,6 +1,6 @@
-"""Training: a plan and a text become a model (`train`), a cut model learns back (`recover`).
+"""Training a plan's model from scratch (`train`), and a cut model after its cut (`recover`).
 
-Enters a plan, or a cut model and the one it was cut from, and a text. Leaves a model folder, with
-metrics and checkpoints while it is being made; a killed run ends in the same weights. One loop
-(`loop`) serves both, on one process or many.
+Input: a text and a plan, or a text, a cut model and the model it was cut from. Output: a model
+folder, with metrics and checkpoints during training; a killed run ends with the same weights. One
+loop (`loop`) serves both, on one process or several.
 """

@@ -1,9 +1,9 @@
-"""What is trained on: windows of a token stream, and the loss of a model on them.
+"""Training batches: windows of a token stream, and the loss of a model on them.
 
-A causal model predicts the token after each one; a model that sees ahead, masked tokens.
+A causal model predicts the next token of each token; a bidirectional model predicts masked tokens.
 
-An epoch cuts the stream into windows of `context` predictions, from a shifted start, and deals
-them in a shuffled order; both depend only on the seed and the epoch. A batch is therefore a pure
+An epoch cuts the stream into windows of `context` predictions, from a shifted start, and shuffles
+them; both depend only on the seed and the epoch. A batch is therefore a pure
 function of (seed, step): a resumed run needs no sampler state, and every process of a
 distributed run can make the same global batch and take its own slice.
 
@@ -76,7 +76,7 @@ class WindowBatches:
 
 
 class MixedBatches:
-    """Windows of several streams, dealt by their weights; a stream that is through begins anew."""
+    """Windows of several streams in the shares of their weights; an exhausted stream restarts."""
 
     def __init__(self, streams: Sequence[WindowBatches], weights: Sequence[float]) -> None:
         self.streams, self.weights = tuple(streams), tuple(weights)
@@ -107,7 +107,7 @@ def mixed_batches(
     batch_size: int,
     seed: int,
 ) -> WindowBatches | MixedBatches:
-    """The batches of one stream, or of several side by side."""
+    """The batches of one stream, or of several mixed."""
     several = len(streams) > 1
     kinds = [
         WindowBatches(
@@ -157,7 +157,7 @@ class MaskedBatches:
         self.text, self.masking, self.seed = windows, masking, seed
 
     def __call__(self, step: int) -> Batch:
-        """The global batch of a step; a window that comes again is masked anew."""
+        """The global batch of a step; a repeated window is masked anew."""
         batch = self.text(step)
         # The 1 keeps these draws apart from those of the windows' order.
         return masked_batch(
@@ -175,7 +175,7 @@ def masked_held_out(
     batch_size: int,
     most: int,
 ) -> tuple[Batch, ...]:
-    """Held-out windows, masked alike at every validation and in every run."""
+    """Held-out windows, with the same masks at every validation and in every run."""
     inside = masking.inside(context)
     found = held_out_batches(tokens, context=inside, batch_size=batch_size, most=most)
     return tuple(

@@ -1,15 +1,15 @@
-"""What a run keeps on disk while it trains: a row of numbers per step, and checkpoints.
+"""The files of a training run: a row of metrics per step, and checkpoints.
 
     metrics.jsonl                         one JSON object per step
     checkpoints/step-00000100/model.safetensors       parameters and persistent buffers
                               optimizer.safetensors   parameter name/moment
                               state.json              step, seconds, hashes of the two files
 
-Batches and random numbers are pure functions of (seed, step), so the step is all the state they
-have, and there are no pickles. A checkpoint appears under its name only when whole; its hashes are
-checked before use, and a damaged one gives way to the one before it. A row is written before the
-checkpoint of its step, so every checkpoint finds its rows; rows beyond it, or torn by a kill, are
-dropped when the run is resumed.
+Batches and random numbers are pure functions of (seed, step), so the step is their only
+state, and there are no pickles. A checkpoint gets its name only when complete; its hashes are
+checked before use, and a damaged one is replaced by the one before it. A row is written before the
+checkpoint of its step, so every checkpoint has its rows; later rows, and rows cut short by a kill,
+are dropped when the run is resumed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class StepRecord(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is: steps done and seconds spent."""
+    """The progress of a run: steps done and seconds spent."""
 
     step: int = 0
     seconds: float = 0.0
@@ -238,8 +238,8 @@ def restore_checkpoint(path: Path, model: nn.Module, optimizer: AdamW) -> None:
     if saved.keys() != current.keys() or any(saved[n].shape != current[n].shape for n in current):
         differing = sorted(saved.keys() ^ current.keys()) or ["shapes"]
         raise HeadwiseError(
-            f"{path} is of another model (they differ in {differing[0]}); resume with the plan and "
-            "the version of headwise that made it."
+            f"{path} belongs to another model (they differ in {differing[0]}); resume with the "
+            "plan and the version of headwise that made it."
         )
     with torch.no_grad():
         for name, tensor in saved.items():

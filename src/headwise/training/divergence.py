@@ -1,6 +1,6 @@
 """The loss of recovery, a few tokens at a time.
 
-    logits of both models ─► rows ─► divergence + share · next token's loss, and their gradient
+    logits of both models ─► rows ─► divergence + share · next-token loss, and their gradient
 
 The logits of one window are tokens × vocabulary: for a small model with a large vocabulary, ten
 copies of them in float32 (two log-softmaxes, their exponentials, the gradients) take longer than
@@ -21,16 +21,16 @@ ON_CPU, ON_ACCELERATOR = 2**19, 2**26
 
 
 def divergence(
-    given: Tensor, wanted: Tensor, labels: Tensor, *, share: float
+    logits: Tensor, targets: Tensor, labels: Tensor, *, share: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """KL(wanted ‖ given) + share · next token's loss, and the two, each a mean over tokens.
+    """KL(targets ‖ logits) + share · next-token loss, and both terms, each a mean over tokens.
 
-    `given` and `wanted` are logits of tokens × vocabulary (any axes before the last), `labels` the
-    tokens that follow. Only the first result has a gradient, and only to `given`.
+    `logits` and `targets` (the teacher's logits) are tokens × vocabulary (any axes before the
+    last), `labels` the next tokens. Only the first result has a gradient, and only to `logits`.
     """
-    size = given.size(-1)
+    size = logits.size(-1)
     loss, kl, nll = _Divergence.apply(  # type: ignore[no-untyped-call]
-        given.reshape(-1, size), wanted.reshape(-1, size), labels.reshape(-1), share
+        logits.reshape(-1, size), targets.reshape(-1, size), labels.reshape(-1), share
     )
     return loss, kl, nll
 

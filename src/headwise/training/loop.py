@@ -6,12 +6,12 @@
 
 It takes a model, a loss, batches that are a pure function of the step, and settings; it trains
 the parameters that require gradients. With a run folder it writes a metrics row per step and
-atomic checkpoints, and resumes from the newest one; a resumed run is the run that never stopped,
+atomic checkpoints, and resumes from the newest one. A resumed run equals an uninterrupted one,
 bit for bit on one CPU process.
 
-Random numbers (dropout) are seeded anew at each step from (seed, step, process), so the step
-number is all the state they have. The mean over equal parts is the mean over the global batch, so
-neither the number of processes nor `accumulate` changes what is computed beyond rounding.
+Random numbers (dropout) are seeded at each step from (seed, step, process), so the step
+number is their only state. The mean over equal parts is the mean over the global batch, so
+neither the number of processes nor `accumulate` changes the result beyond rounding.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DivergenceError(HeadwiseError):
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What to train, on what. The settings are resolved ones."""
+    """The model, loss, batches and resolved settings of a training run."""
 
     model: nn.Module
     loss: Loss
@@ -69,7 +69,7 @@ class TrainingJob:
 
 
 class Observer:
-    """Hears of a run in its first process; every method does nothing unless overridden."""
+    """Receives events of a run in its first process; the methods do nothing unless overridden."""
 
     def began(self, position: Position, settings: TrainSettings) -> None:
         """The run starts, or resumes, after `position`."""
@@ -109,7 +109,7 @@ class ProgressObserver(Observer):
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """How a run ended: all its steps done, or interrupted by a signal (else 0)."""
+    """How a run ended: finished (signal 0), or interrupted by a signal."""
 
     position: Position
     last: StepRecord | None
@@ -175,7 +175,7 @@ def _steps(
 
 
 def check_division(settings: TrainSettings, world: int) -> None:
-    """Refuse a global batch that has no equal parts."""
+    """Refuse a global batch that cannot be divided into equal parts."""
     if settings.batch_size % (world * settings.accumulate):
         raise HeadwiseError(
             f"batch-size must be a multiple of processes × accumulate = {world} × "
@@ -209,7 +209,7 @@ class _Engine:
             restore_checkpoint(path, self.bare, self.optimizer)
 
         def tidy() -> None:
-            """What the run that was killed did not come to."""
+            """Finish what a killed run left undone."""
             drop_rows_after(folder.metrics, position.step)
             if found:
                 drop_older(found[0], keep=self.job.settings.keep)
@@ -302,7 +302,7 @@ class _Engine:
             return
         name, value = next(iter(wrong.items()))
         saved = checkpoints_in(self.folder.checkpoints) if self.folder else []
-        kept = f"the last good state is {saved[-1]}" if saved else "no checkpoint was due before it"
+        kept = f"the last good state is {saved[-1]}" if saved else "no checkpoint was saved before"
         raise DivergenceError(
             f"the {name} was {value} at step {step}, so training stopped; {kept}; try a lower "
             "--lr, a longer --warmup or a smaller --clip in a new run."

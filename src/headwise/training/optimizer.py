@@ -1,11 +1,11 @@
 """AdamW with decoupled weight decay, and its state by parameter name.
 
-Decay pulls matrices towards zero; norms, biases and embeddings are left alone: their size is not
-what makes a network overfit, and an embedding row without gradient would just fade away.
+Weight decay applies to matrices only. Norms, biases and embeddings are excluded: their size does
+not cause overfitting, and an embedding row without gradient would decay to zero.
 
-Adam moves every number by about the learning rate, whatever its size. The matrices of a trained
-model differ in size, so there the rate may be relative to each tensor's root mean square at the
-start (`lr_relative`): one rate then fits all models.
+Adam changes every weight by about the learning rate, whatever its size. The matrices of a trained
+model differ in size, so the rate can be relative to each tensor's initial root mean square
+(`lr_relative`): one rate then fits all models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by name, tied ones once."""
     found = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not found:
-        raise HeadwiseError("the model has no parameter to train; let some require gradients.")
+        raise HeadwiseError("the model has no parameter to train; set requires_grad on some.")
     return found
 
 

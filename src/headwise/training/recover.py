@@ -1,9 +1,8 @@
 """Training after a cut: the cut model learns from the model it was cut from.
 
-Only what was cut is trained, the attention projections and the MLPs that are narrower, unless more
-is asked for (`trained`). The loss is the
-divergence from the dense model's predictions, plus a little of the next token's own loss. The loop
-is the one that trains from scratch: a killed recovery is resumed to the same losses, and torchrun
+By default only the attention projections and the narrowed MLPs are trained (`trained`). The loss is
+the divergence from the dense model's predictions, plus a share of the next-token loss. The loop
+is the one that trains from scratch: a killed recovery resumes to the same losses, and torchrun
 shares the batches.
 
     OUT.partial/   run.json, metrics.jsonl, checkpoints/; a killed run resumes from the newest
@@ -51,7 +50,7 @@ HELD_OUT_WINDOWS = 32  # of held-out text are tokenised
 
 @dataclass(frozen=True, slots=True)
 class RecoverResult:
-    """How a recovery ended: with a model in `folder`, or interrupted by a signal (else 0)."""
+    """How a recovery ended: with a model in `folder` (signal 0), or interrupted by a signal."""
 
     folder: Path
     steps: int  # of the whole recovery
@@ -78,9 +77,9 @@ def recover(
     """Train the attention of a cut model on the predictions of the model it was cut from.
 
     `against` is what it was cut from: a folder, hub name, .gguf file or builtin name; `text` is a
-    file, a folder, hub:owner/name or builtin:python, or several of them, each with a weight if it
-    should not count as much as the others (0.5:code.txt). A killed recovery of the same inputs is
-    resumed. `finishing` may add files to the new folder before it takes its place; `last` are
+    file, a folder, hub:owner/name or builtin:python, or several of them, each with an optional
+    weight (0.5:code.txt). A killed recovery of the same inputs is
+    resumed. `finishing` may add files to the new folder before it is renamed; `last` are
     files that the caller adds later (see `headwise.runs.resume`). Under torchrun all processes
     call this, and all get the result; `shard` then splits both models over them.
     """
@@ -158,7 +157,7 @@ def _task(
     if folder is None or not (folder / CUT_RECORD).is_file():
         came = ", ".join(model.config.architectures or ["another model"])
         raise HeadwiseError(f"{cut} must be a model that headwise cut, got {came}.")
-    model.refuse_seeing_ahead("a recovery")
+    model.refuse_bidirectional("a recovery")
     mixture = as_mixture(text)
     asked = settings or RecoverSettings()
     resolved = asked.on_this_machine()
@@ -172,7 +171,7 @@ def _task(
 
 
 def _check_memory(task: _Task) -> str:
-    """Stop where there is not that much memory; the peak to come, as a sentence."""
+    """Raise if memory is short; returns the expected peak as a sentence."""
     settings = task.settings
     if settings.device != "cpu" or task.against.folder is None:
         return ""
@@ -218,7 +217,7 @@ def _job(task: _Task, processes: Accelerator, *, shard: bool) -> TrainingJob:
 
 
 def divergence_loss(teacher: nn.Module) -> Loss:
-    """Divergence of a model's predictions from the teacher's, plus a share of the next token's."""
+    """Divergence of a model's predictions from the teacher's, plus a share of next-token loss."""
     import torch
 
     from headwise.training.divergence import divergence
@@ -234,7 +233,7 @@ def divergence_loss(teacher: nn.Module) -> Loss:
 
 
 def _write(task: _Task, model: Any, key: str, last: StepRecord, folder: Path) -> None:
-    """The recovered model in the number format of the cut one, with what belongs to it."""
+    """Write the recovered model in the number format of the cut one, with its other files."""
     stored = next(one.dtype for one in task.cut.checkpoint.stored.values())
     merge_trained(model)
     # A number that came from bf16 goes back to the same bf16: only what was trained changes.

@@ -1,4 +1,4 @@
-"""How to train and how to recover: the one source of defaults, and the learning rate's course.
+"""Settings of training and recovery: the source of defaults, and the learning rate schedule.
 
     lr ┤    ╭──╮            linear warmup, then half a cosine down to a floor
        │   ╱    ╲
@@ -7,7 +7,7 @@ min_lr ┤ ╱        ╰──
        └─┴──┴───────┴─ step
        0  warmup   steps − 1
 
-Free of torch, so that `headwise train --help` stays quick.
+Does not import torch, so that `headwise train --help` stays quick.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from headwise.devices import (
 )
 from headwise.errors import HeadwiseError, did_you_mean
 
+MOST_WINDOWS = 1_000_000  # of one step, dealt one by one; far more than any machine holds
 # Fields that change how often a run is saved, but never what it computes.
 FREE_ON_RESUME = frozenset({"save_every", "keep"})
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything that decides a run besides the model, the loss and the batches.
+    """Everything that determines a run besides the model, the loss and the batches.
 
-    `batch_size` counts the windows of one optimizer step over all processes together. `None`
-    stands for a value that depends on others; `resolved` fills it in.
+    `batch_size` counts the windows of one optimizer step over all processes together. A value of
+    `None` depends on other settings; `resolved` fills it in.
     """
 
     steps: int = 1000
@@ -70,8 +71,15 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, least)
+        if self.batch_size > MOST_WINDOWS:
+            raise HeadwiseError(
+                f"batch-size must be at most {MOST_WINDOWS:,} windows, got {self.batch_size}."
+            )
         _positive("lr", self.lr)
         _positive("clip", self.clip)
+        _positive("eps", self.eps)
+        _below_one("beta1", self.beta1)
+        _below_one("beta2", self.beta2)
         if not 0 <= self.seed < 2**63:
             raise HeadwiseError(f"seed must be from 0 to 2^63 − 1, got {self.seed}.")
         if self.min_lr is not None and not 0 <= self.min_lr <= self.lr:
@@ -89,7 +97,7 @@ class TrainSettings:
                 )
 
     def resolved(self, *, context: int, device: Device, dtype: Dtype) -> TrainSettings:
-        """The settings with every open value filled in; what a run records and compares."""
+        """The settings with every `None` filled in, as a run records and compares them."""
         context = self.context if self.context is not None else context
         steps = self.steps
         if self.tokens is not None:
@@ -170,7 +178,7 @@ Trained = Literal["attention", "norms", "all", "lora"]
 
 @dataclass(frozen=True, slots=True)
 class RecoverSettings:
-    """What can be chosen about the training after a cut."""
+    """Settings of the training after a cut."""
 
     tokens: int = 100_000  # to train on
     length: int = 256  # tokens per window
@@ -224,3 +232,8 @@ def _at_least(name: str, value: int, least: int) -> None:
 def _positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise HeadwiseError(f"{name} must be a number above 0, got {value:g}.")
+
+
+def _below_one(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise HeadwiseError(f"{name} must be at least 0 and below 1, got {value:g}.")

@@ -1,12 +1,11 @@
 """A model split over the processes of a run, for what does not fit one device (FSDP).
 
     whole model in main memory ─► every process keeps 1/n of each tensor on its device
-    a layer's turn ─► its tensors are gathered, used, and let go; gradients are summed and split
+    a layer runs ─► its tensors are gathered, used, and freed; gradients are summed and split
 
-PyTorch's `fully_shard` does it, layer by layer: what accelerate's own FSDP calls too, but on
-graphics cards only (on CPU processes it ignores its plugin), and headwise nothing but a device
-decides. Checkpoints and finished models are whole, so a run may be resumed with any number of
-processes, split or not.
+PyTorch's `fully_shard` does it, layer by layer. Accelerate's own FSDP calls it too, but only on
+GPUs: on CPU processes it ignores its plugin. Checkpoints and finished models are not sharded, so a
+run can be resumed with any number of processes, sharded or not.
 """
 
 # mypy: disable-error-code="no-untyped-call,attr-defined"

@@ -11,11 +11,11 @@ RUN/run.json          settings, text, versions, command, status
     model/            the finished model, for AutoModelForCausalLM or, of an encoder,
                       AutoModelForMaskedLM
 
-A causal plan learns to predict the next token. A plan of an encoder sees ahead and would read the
+A causal plan learns to predict the next token. An encoder is bidirectional and would read the
 answer, so it learns to predict masked tokens (`headwise.data.masking`).
 
 The text is read, split, tokenised and stored as tokens once; resuming needs neither the text nor
-the plan again. A run that was killed, even in its first writes, ends in the same files.
+the plan. A run that was killed, even in its first writes, ends with the same files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headwise.artifacts import atomic_folder, sha256, write_text
 from headwise.data.masking import Masking, masking_of
 from headwise.data.mixture import Mixture, as_mixture, read_mixture
 from headwise.data.text import Split, Text, held_out_split, text_name
-from headwise.data.tokens import DEFAULT_VOCAB, load_tokenizer, token_stream, trained_tokenizer
+from headwise.data.tokens import DEFAULT_VOCAB, load_tokenizer, token_stream, train_tokenizer
 from headwise.devices import accelerator, on_main
 from headwise.errors import HeadwiseError, OutputError, quoted
 from headwise.plan import Origin, Plan
@@ -71,7 +71,7 @@ _ADVICE = "start again with --force, or give another folder"
 
 
 class TextInput(Frozen):
-    """Which texts with which weights, and how much of each."""
+    """The texts with their weights, and how much of each is used."""
 
     sources: tuple[str, ...]
     max_chars: int | None
@@ -91,7 +91,7 @@ class TokenizerInput(Frozen):
 
 
 class TrainInputs(Frozen):
-    """What decides a run; in run.json under `inputs`."""
+    """The inputs that determine a run; in run.json under `inputs`."""
 
     settings: dict[str, JsonValue]
     plan_sha256: str
@@ -100,7 +100,7 @@ class TrainInputs(Frozen):
 
 
 class TextDetails(Frozen):
-    """What was found in the texts."""
+    """Facts about the texts."""
 
     documents: int
     characters: int
@@ -111,7 +111,7 @@ class TextDetails(Frozen):
 
 
 class TrainDetails(Frozen):
-    """What is known of a run once its text is tokenised; in run.json under `details`."""
+    """Facts about a run, known once its text is tokenised; in run.json under `details`."""
 
     text: TextDetails
     special_tokens: dict[str, int | None]
@@ -123,7 +123,7 @@ class TrainDetails(Frozen):
 
     @property
     def objective(self) -> str:
-        """What the loss is the loss of."""
+        """What the model predicts."""
         return "the next token" if self.masking is None else "masked tokens"
 
 
@@ -161,10 +161,10 @@ def train(
 ) -> TrainResult:
     """Train the plan's model from scratch on text, or resume the run of the same inputs in `out`.
 
-    `text` is one or several of file, folder, hub:owner/name or builtin:python, each with a weight
-    if it should not count as much as the others (0.5:code.txt); `tokenizer` is a Hugging Face
+    `text` is one or several of file, folder, hub:owner/name or builtin:python, each with an
+    optional weight (0.5:code.txt); `tokenizer` is a Hugging Face
     folder or a tokenizer.json (default: one is trained on the text, with `vocab_size` tokens). A
-    finished run of the same inputs is left as it is; one of other inputs is replaced with `force`.
+    finished run of the same inputs is not changed; one of other inputs is replaced with `force`.
     `beginning` may add files to a new run's folder. Under torchrun all processes call this, and
     all get the result; `shard` then splits the model over them.
     """
@@ -201,8 +201,8 @@ def resume_training(
 ) -> TrainResult:
     """Resume the run in `out` with the inputs it was started with.
 
-    Nothing else is needed. What is given must agree with the run, except for settings that only
-    change how often it is saved (`save_every`, `keep`).
+    No other argument is needed. Arguments that are given must agree with the run, except for the
+    settings that only change how often it is saved (`save_every`, `keep`).
     """
     out = Path(out)
     if not (out / RUN).is_file():
@@ -236,7 +236,7 @@ def read_plan(path: Path | str) -> Plan:
 
 
 def plan_hash(plan: Plan) -> str:
-    """What tells two plans apart, wherever they came from."""
+    """A hash of a plan without its origin."""
     bare = plan.model_copy(update={"origin": Origin()})
     return hashlib.sha256(bare.to_json().encode()).hexdigest()
 
@@ -314,7 +314,7 @@ def _run(request: _Request, observer: Observer | None, progress: Progress) -> Tr
 def _begin(
     request: _Request, held: contextlib.ExitStack, built: list[Any], progress: Progress
 ) -> tuple[Status, TrainDetails]:
-    """Hold the folder and see to it that everything the loop reads is there."""
+    """Lock the folder and make sure that everything the loop reads exists."""
     opened = resume_in_place(
         request.out,
         KIND,
@@ -342,17 +342,17 @@ def _begin(
 
 
 def _prepare(request: _Request, built: list[Any], progress: Progress) -> TrainDetails:
-    """Write plan, tokenizer and tokens, once they and the model are known to be good."""
+    """Write plan, tokenizer and tokens, after checking them and the model."""
     if request.plan is None:
         raise HeadwiseError(
-            f"{request.out} was stopped before its plan and its tokens were stored; run the whole "
+            f"{request.out} was stopped before its plan and its tokens were stored; run the full "
             "command again."
         )
     settings, folder = request.settings, RunFolder(request.out)
     text = request.text or _read_again(request.inputs.text)
     splits = [held_out_split(one.documents, settings.split) for one in text.texts]
     documents = tuple(document for split in splits for document in split.train)
-    tokenizer, plan = fitted_tokenizer(request.plan, request.inputs.tokenizer, documents)
+    tokenizer, plan = prepare_tokenizer(request.plan, request.inputs.tokenizer, documents)
     check_context(plan, settings)
 
     train_streams, held_out = (
@@ -530,7 +530,7 @@ def _build(plan: Plan, tokens: dict[str, int | None], settings: TrainSettings) -
     return build_model(plan, task=task, overrides=tokens, seed=settings.seed)
 
 
-def fitted_tokenizer(
+def prepare_tokenizer(
     plan: Plan, request: TokenizerInput, documents: tuple[str, ...]
 ) -> tuple[PreTrainedTokenizerBase, Plan]:
     """The tokenizer, loaded or trained, and the plan with the vocabulary size they agree on."""
@@ -542,7 +542,7 @@ def fitted_tokenizer(
         )
     if request.source is None:
         size = planned or wanted or DEFAULT_VOCAB
-        tokenizer = trained_tokenizer(documents, size, encoder=not plan.shape.causal)
+        tokenizer = train_tokenizer(documents, size, encoder=not plan.shape.causal)
     else:
         tokenizer = load_tokenizer(request.source)
         size = planned or wanted or len(tokenizer)

@@ -3,10 +3,10 @@
     attention   the four projections of every attention, and the MLPs that were cut
     norms       those, and the scales and biases of all norms
     all         everything
-    lora        low-rank additions to every linear layer but the output head (PEFT), merged at the
-                end into the matrices they stand beside
+    lora        low-rank additions to every linear layer but the output head (PEFT), merged into
+                their matrices at the end
 
-Whatever is trained, the recovered model has the tensors that the cut one has.
+In every case the recovered model has the same tensors as the cut one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def choose_trained(model: Any, trained: Trained, *, seed: int) -> None:
 
 
 def merge_trained(model: Any) -> None:
-    """Put low-rank additions into the matrices they stand beside; other models stay as they are."""
+    """Merge low-rank additions into their matrices; models without them do not change."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if hasattr(child, "get_base_layer"):

@@ -18,11 +18,18 @@ PLACES = (
     "allocation.saturation:SATURATION_LENGTH",
     "allocation.saturation:SATURATION_WIDTH",
     "allocation.student_head:CLAIM",
+    "allocation.width_returns:CLAIM",
+    "allocation.depth:HEAD_DOMINANCE",
+    "allocation.depth:HEAD_SPECTRA",
     "allocation.later_layers:CLAIM",
     "allocation.planned_vs_uniform:CLAIM",
     "allocation.planned_vs_uniform:CLASSIFICATION",
     "allocation.adaptive:CLAIM",
     "allocation.two_layers:CLAIM",
+    "allocation.three_tokens:WIDTH",
+    "allocation.three_tokens:CLAIM",
+    "allocation.six_layers:CLAIM",
+    "allocation.six_layers:LANGUAGE",
     "allocation.robustness:CLAIM",
     "head_counts.tied_heads:CLAIM",
     "head_counts.ensemble:CLAIM",
@@ -33,6 +40,7 @@ PLACES = (
     "query_free.query_free_decay:CLAIM",
     "query_free.folding:FOLD_EXACT",
     "query_free.folding:RELU_SKIP",
+    "query_free.folding:RELU_SKIP_IFF",
 )
 
 

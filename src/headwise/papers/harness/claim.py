@@ -18,7 +18,8 @@ To add a claim, define a `Claim` in a file of ``claims/<paper>/`` and name it in
   inside it. It raises ``Unavailable`` where the machine lacks what it needs.
 - ``judge(results)`` and ``figure(results)`` see *whole seeds* only: a seed with a missing or failed
   trial is left out. So there are no gaps to handle, but there may be a single seed, or fewer than
-  were asked for. They read results of any age and must not run anything.
+  were asked for. They read results of any age and must not run anything. ``contrasts(results)``
+  sees every finished trial, and its sentences stand below the finding even where no seed is whole.
 
 Raise ``version`` whenever the numbers of a trial would change: older results are then ignored and
 the trials run again.
@@ -127,6 +128,10 @@ class Results:
         """One measured number of one experiment at every seed."""
         return tuple(float(r.values[value]) for r in self.named(name))
 
+    def parameters_of(self, name: str) -> Mapping[str, Any]:
+        """The parameters of one experiment."""
+        return self.named(name)[0].trial.parameters
+
     def where(self, **parameters: Any) -> Results:
         """The trials with these parameters."""
         kept = [
@@ -138,7 +143,7 @@ class Results:
 
     def by(self, parameter: str, value: str) -> dict[Any, tuple[float, ...]]:
         """A measured number at every seed, by the values of one parameter in ascending order."""
-        places = {self.named(n)[0].trial.parameters[parameter]: n for n in self.names}
+        places = {self.parameters_of(n)[parameter]: n for n in self.names}
         return {place: self.numbers(name, value) for place, name in sorted(places.items())}
 
 
@@ -174,5 +179,7 @@ class Claim:
     run: Callable[[Trial], Values]
     judge: Callable[[Results], Finding]
     figure: Callable[[Results], Chart]
+    # Sentences that hold of the trials there are, whole seeds or not; they decide nothing.
+    contrasts: Callable[[Results], tuple[str, ...]] = lambda _: ()
     # Verdicts that the quick size may end with, asserted by the tests.
     quick_verdicts: tuple[Verdict, ...] = ()

@@ -177,6 +177,36 @@ def line(x: Sequence[float | int], y: Sequence[float | int]) -> Line:
     return Line(float(slope), float(intercept), 1 - rest / total if total > 0 else 0.0)
 
 
+def more_often(a: int, b: int, n: int) -> float:
+    """Fisher's exact p-value, one-sided: a of n successes where b of n are as likely."""
+    import scipy.stats
+
+    table = np.array([[a, n - a], [b, n - b]])
+    return float(scipy.stats.fisher_exact(table, alternative="greater").pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: those below 5% are all significant together."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = least
+    return adjusted
+
+
+def share_difference(a: int, b: int, n: int) -> Difference:
+    """a/n − b/n with Newcombe's 95% interval, which is right for shares of 0 and 1 too."""
+    from scipy.stats import binomtest
+
+    ends = [binomtest(k, n).proportion_ci(CONFIDENCE, "wilson") for k in (a, b)]
+    (low_a, high_a), (low_b, high_b) = ((float(e.low), float(e.high)) for e in ends)
+    p, q = a / n, b / n
+    below = math.hypot(p - low_a, high_b - q)
+    above = math.hypot(high_a - p, q - low_b)
+    return Difference(p - q, p - q - below, p - q + above)
+
+
 # --- answers and verdicts ----------------------------------------------------------------------
 
 

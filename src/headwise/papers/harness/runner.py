@@ -168,6 +168,7 @@ def judge_claim(claim: Claim, store: Store, run: ReproduceInputs) -> JudgedClaim
         finding = _finding(claim, Results(run.size, whole), found)
     else:
         finding = _unfinished(failures, len(found), len(trials))
+    finding = replace(finding, reasons=(*finding.reasons, *_contrasts(claim, run.size, found)))
     return JudgedClaim(claim, finding, Results(run.size, whole), found, failures, len(gaps))
 
 
@@ -186,6 +187,14 @@ def _finding(claim: Claim, results: Results, stored: Sequence[StoredTrial]) -> F
         f"The trials ran on different versions ({', '.join(mixed)}) and may not be comparable."
     )
     return replace(finding, reasons=(*finding.reasons, warning))
+
+
+def _contrasts(claim: Claim, size: Size, stored: Sequence[StoredTrial]) -> tuple[str, ...]:
+    """What the claim says of all its finished trials; a rule that fails says nothing."""
+    try:
+        return claim.contrasts(Results(size, tuple(s.result for s in stored)))
+    except Exception:  # as above
+        return ()
 
 
 def _unfinished(failures: Sequence[Failure], done: int, total: int) -> Finding:

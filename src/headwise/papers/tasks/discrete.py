@@ -14,6 +14,13 @@ own order, because that has a shortcut: in "a b c d a b" the next token is alway
 not been seen for longest, and a single layer that weighs tokens by age finds it without ever
 matching one. Asked for in random order, the tokens themselves must be found.
 
+`ContextInduction` asks with several tokens at once. A prefix of independent tokens is followed by
+questions, each a window of the prefix that occurs there once; the answer is what followed it:
+
+    prefix 0 2 2 1 0 2 3 1 2 …   asked 0 2 3 → 1     0 2 alone was followed by a 2 as well
+
+What knowing only some of the last tokens is worth is exact for any batch (`partial_accuracy`).
+
 Sequence classification has a known best accuracy. `marks` positions, chosen at random, hold a fair
 bit (token 0 or 1); all others hold a filler token (2 … V − 1). The label is a function of the bits
 in their order, flipped with probability `noise`, so that the best accuracy is 1 − noise however
@@ -41,11 +48,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.errors import did_you_mean
@@ -148,6 +156,77 @@ class InductionHead(_Copying):
     def order_blind_loss(self) -> float:
         """The cross-entropy of that predictor."""
         return math.log(self.prefix - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextInduction(_Copying):
+    """Uniform tokens, then windows of `back` of them again; the target is what followed the window.
+
+    Windows are asked for independently, among those that occur once, and scored at their last
+    token. The prefix must be short enough that some window surely occurs once in nearly all.
+    """
+
+    length: int
+    vocab_size: int
+    prefix: int
+    back: int = 3
+
+    def __post_init__(self) -> None:
+        at_least("back", self.back, 1)
+        at_least("a vocabulary", self.vocab_size, 2)
+        at_least("a prefix (a window and what follows)", self.prefix, self.back + 1)
+        at_least("a length (the prefix and one question)", self.length, self.prefix + self.back)
+        if (self.length - self.prefix) % self.back:
+            raise TaskError(
+                f"Expected questions of {self.back} tokens after the prefix of {self.prefix}, got "
+                f"a length of {self.length}; add {-(self.length - self.prefix) % self.back}."
+            )
+
+    @property
+    def windows(self) -> int:
+        """Windows of the prefix that something follows."""
+        return self.prefix - self.back
+
+    def sample(self, n: int, seed: int | torch.Generator = 0) -> TaskBatch:
+        """`n` sequences with their answers."""
+        generator = generator_of(seed)
+        prefix = torch.randint(self.vocab_size, (n, self.prefix), generator=generator)
+        questions = (self.length - self.prefix) // self.back
+        alone = self._candidates(prefix, range(self.back)).sum(dim=-1) == 1
+        # Where no window is alone, which is next to never, any is asked for.
+        chances = torch.where(alone.any(dim=1, keepdim=True), alone, True).double()
+        asked = torch.multinomial(chances, questions, replacement=True, generator=generator)
+        window = (asked[..., None] + torch.arange(self.back)).flatten(1)
+        scored = torch.zeros(n, self.length, dtype=torch.bool)
+        scored[:, self.prefix + self.back - 1 :: self.back] = True
+        targets = torch.zeros(n, self.length, dtype=torch.int64)
+        targets[scored] = prefix.gather(1, asked + self.back).flatten()
+        return TaskBatch(torch.cat([prefix, prefix.gather(1, window)], dim=1), targets, scored)
+
+    def partial_accuracy(self, batch: TaskBatch, lags: Collection[int]) -> float:
+        """The accuracy on a batch of the best predictor that knows the window's tokens at `lags`.
+
+        Lag 0 is the current token. Every window that is alone and agrees there is as likely to be
+        the one asked for, so the best answer is the one that most of them have.
+        """
+        prefix, n = batch.inputs[:, : self.prefix], len(batch.inputs)
+        asked = batch.inputs[:, self.prefix :].reshape(n, -1, self.back)
+        alone = self._candidates(prefix, range(self.back)).sum(dim=-1) == 1
+        known = [self.back - 1 - lag for lag in lags]
+        there = prefix.unfold(1, self.back, 1)[:, : self.windows]
+        agree = (asked[:, :, None, known] == there[:, None, :, known]).all(dim=-1)
+        votes = torch.zeros(n, asked.shape[1], self.vocab_size)
+        follows = prefix[:, None, self.back :].expand(-1, asked.shape[1], -1)
+        votes.scatter_add_(2, follows, (agree & alone[:, None]).float())
+        best = votes.max(dim=-1).values / votes.sum(dim=-1).clamp(min=1)
+        return float(best.mean())
+
+    def _candidates(
+        self, prefix: Int[Tensor, "batch prefix"], places: Sequence[int]
+    ) -> Bool[Tensor, "batch windows windows"]:
+        """For every pair of windows, whether they agree at these of their places."""
+        some = prefix.unfold(1, self.back, 1)[:, : self.windows, list(places)]
+        return (some[:, :, None] == some[:, None]).all(dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,9 @@ class _Implementation:
     _attn_implementation: str = "sdpa"
 
 
+EAGER = _Implementation("eager")
+
+
 class TaskNetwork(nn.Module):
     """Embedding, the plan's attention layers, readout; the same seed gives the same weights.
 

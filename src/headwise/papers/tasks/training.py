@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.data.text import Split, held_out_split, read_source
-from headwise.data.tokens import token_stream, trained_tokenizer
+from headwise.data.tokens import token_stream, train_tokenizer
 from headwise.devices import accelerator
 from headwise.models.build import build_model
 from headwise.papers.harness.claim import ReproduceError
@@ -168,7 +168,12 @@ def corpus(characters: int, vocab_size: int) -> Corpus:
 @functools.lru_cache(maxsize=2)
 def corpus_tokenizer(characters: int, vocab_size: int) -> Any:
     """The tokenizer of `corpus`."""
-    return trained_tokenizer(_split(characters).train, vocab_size)
+    return train_tokenizer(_split(characters).train, vocab_size)
+
+
+def training_documents(characters: int) -> tuple[str, ...]:
+    """The documents that `corpus` trains on."""
+    return _split(characters).train
 
 
 @functools.lru_cache(maxsize=1)

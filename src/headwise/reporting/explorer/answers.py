@@ -1,13 +1,13 @@
-"""What the explorer's page asks and gets: a choice of budgets becomes a plan of the one solver.
+"""The explorer's queries and answers: a choice of budgets becomes a plan of the solver.
 
 The page holds the profiled model once (`model_facts`) and builds a plan file from it and from the
 few numbers of an answer, so a live page and a saved one work alike.
 
 A saved page holds the plans of a grid of budgets. In most models every dimension costs the same
-parameters, bytes and operations up to a factor, so of several limits only the tightest counts: the
+parameters, bytes and operations up to a factor, so only the tightest of several limits matters: the
 grid then needs one solve per level of each resource, not one per combination. (The solver
 itself drops the other limits in the same way, so the plans are the same.) Limits whose costs are
-not proportional are kept side by side.
+not proportional are kept separately.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ class Choice:
     mlps: str = "whole"
 
     @classmethod
-    def parse(cls, words: Mapping[str, str]) -> Choice:
-        """The choice in a query's names and values."""
+    def parse(cls, query: Mapping[str, str]) -> Choice:
+        """The choice in the names and values of a query."""
         known = (*BUDGETS, "granularity", "multiple_of", "mlps")
-        for name in words:
+        for name in query:
             if name not in known:
                 raise HeadwiseError(f"unknown name {quoted(name)}. {did_you_mean(name, known)}")
         try:
-            percent = tuple(float(words.get(name, "100")) for name in BUDGETS)
-            multiple = int(words.get("multiple_of", _DEFAULT.multiple_of))
+            percent = tuple(float(query.get(name, "100")) for name in BUDGETS)
+            multiple = int(query.get("multiple_of", _DEFAULT.multiple_of))
         except ValueError as error:
             raise HeadwiseError(
                 f"budgets and the multiple must be numbers ({quoted(error)})."
@@ -82,14 +82,14 @@ class Choice:
         if not all(0 < x <= 100 for x in percent):
             shown = [f"{x:g}" for x in percent]
             raise HeadwiseError(f"budgets must be above 0 and up to 100 percent, got {shown}.")
-        mlps = words.get("mlps", "whole")
+        mlps = query.get("mlps", "whole")
         if mlps not in MLPS:
             raise HeadwiseError(f"unknown value {quoted(mlps)} of mlps. {did_you_mean(mlps, MLPS)}")
-        return cls(percent, words.get("granularity", _DEFAULT.granularity), multiple, mlps)
+        return cls(percent, query.get("granularity", _DEFAULT.granularity), multiple, mlps)
 
     @property
     def limits(self) -> dict[Resource, Limit]:
-        """What is limited; with nothing limited, all attention parameters."""
+        """The limits; without any, 100% of the attention parameters."""
         given = zip(BUDGETS, self.percent, strict=False)
         found = {name: Limit.parse(f"{x:g}%") for name, x in given if x < 100}
         return found or {"attn_params": Limit.parse("100%")}
@@ -104,7 +104,7 @@ class Choice:
 class Answers:
     """A profile, ready to answer choices for plans that run at one context and batch.
 
-    With `targets`, engines that have to run the plans, what they need tied is tied.
+    With `targets`, engines that must run the plans, widths are tied as they need.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ def levels(
 
 
 def model_facts(answers: Answers, where: str) -> dict[str, Any]:
-    """What the page knows of the model: names, dense plan and costs, the order of its planes."""
+    """The page's data about the model: names, dense plan and costs, the order of its planes."""
     profile, record = answers.profile, answers.profile.record
     return {
         "profile": where,

@@ -4,8 +4,8 @@ The server listens on 127.0.0.1 and answers two paths, `/` and `/plan`; no file 
 A page of another site can send requests here through a name of its own that resolves to 127.0.0.1,
 so a request must name this host, which such a page cannot fake.
 
-One thread serves one connection, which ends with its answer. A client that is slow to ask, or never
-does, loses its connection, so that a few of them cannot keep the others waiting.
+One thread serves one connection, which ends with its answer. A client that does not send its
+request in time loses its connection, so that a few slow clients cannot block the others.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.asked(request)
+            self.request_arrived(request)
             self._free.release()
 
-    def asked(self, request: Any) -> None:
-        """A request has arrived: its answer may take its time."""
+    def request_arrived(self, request: Any) -> None:
+        """Stop the timeout of a connection whose request has arrived."""
         self._unasked.pop(request, None)
 
     def service_actions(self) -> None:
@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page or a plan."""
-        self.server.asked(self.request)
+        self.server.request_arrived(self.request)
         paths: dict[str, Callable[[str], None]] = {"/": self._page, "/plan": self._plan}
         try:
             parts = urlsplit(self.path)

@@ -255,7 +255,7 @@ function drawPlan(place, { answer }) {
     return element("tr", {}, element("th", { scope: "row" }, NAMES[name]),
       element("td", { class: "number" }, short(answer.cost[name])), element("td", { class: "number" }, percent(share)), element("td", {}, bar));
   });
-  const exact = answer.exact ? "" : " (near the best; not proven to be it)";
+  const exact = answer.exact ? "" : " (near-optimal, not proven optimal)";
   const unit = facts.objective === "embedding" ? "" : `loss +${answer.loss.toPrecision(3)} ${facts.unit}`;
   place.querySelector(".content").replaceChildren(
     element("div", { class: "big" }, lossWords(answer.loss)),

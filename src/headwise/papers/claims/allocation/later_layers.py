@@ -111,7 +111,7 @@ def judge(results: Results) -> Finding:
     sentences = []
     for name in results.names:
         groups = results.named(name)[0].values["groups"]
-        for kept in results.named(name)[0].trial.parameters["groups_kept"]:
+        for kept in results.parameters_of(name)["groups_kept"]:
             early, late = (_rises(results, name, t, "width", kept) for t in ("early", "late"))
             ways = [
                 np.mean([_rises(results, name, t, way, kept) for t in THIRDS], axis=0).tolist()
@@ -155,7 +155,7 @@ def _by_third(results: Results) -> str:
         pairs = [
             [summary(_rises(results, name, third, way, kept)).mean for way in ("width", "heads")]
             for name in results.names
-            for kept in results.named(name)[0].trial.parameters["groups_kept"]
+            for kept in results.parameters_of(name)["groups_kept"]
         ]
         told.append(f"{sum(width < heads for width, heads in pairs)} of {len(pairs)} {third}")
     return f"Third by third, width has the lower mean in {', '.join(told)} cuts."

@@ -27,6 +27,9 @@ Compute is compared at equal quality: two curves of loss against FLOPs, cut at t
 The learning rate is constant after its warmup, so that every point of a curve is the end of a
 shorter run. The saving that counts is the one against the uniform plan: what both save against the
 dense model comes from being smaller, not from being planned.
+
+This stays in the record: 4 seeds, where about 84 would have been needed to see half a percent. What
+decides about design are `two-layers`, `three-tokens` and `six-layers`.
 """
 
 from __future__ import annotations

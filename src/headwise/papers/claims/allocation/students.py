@@ -1,12 +1,16 @@
-"""One head of a trained model, and narrow students that imitate it.
+"""One head of a trained model, and students whose queries and keys are narrower.
 
-    hidden (from the dense layers before) ─┬─► teacher: the head's own projections ─► its part of
-                                           └─► student: narrower ones                 the output
+    hidden (from the dense layers before) ─┬─► teacher: its own W_Q, W_K ─► rows of attention p
+                                           └─► student: narrower ones ────► rows p̃, compared with p
 
-The rest of the model stays dense, so the student's error is all the error there is. A student
-starts from the whitened truncation of the teacher's values and its strongest rotary planes, or from
-random numbers of the teacher's size, and is fitted to the teacher's output by the library's
-training loop.
+Values and output projection stay whole, so a student of full width has error 0. A student starts
+from the truncated SVD of W_Q·W_Kᵀ. With rotary positions there is no such matrix, because each
+plane rotates at its own speed: there it starts from the strongest planes. Then the library's
+training loop fits it to the teacher's rows.
+
+A causal row at position n attends to n tokens, so one window shows all lengths up to its own. The
+*floor* is what is left when the scores of a window may be any matrix whose rank is the student's
+width, found for that window alone. No head of that width can be told apart from such a matrix.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -15,36 +19,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.models.attention_headwise import HeadwiseAttention, Surroundings
 from headwise.models.backbones_headwise import Projection, Projections, projections_of
-from headwise.models.build import load_projections, plan_of, spread_planes
+from headwise.models.build import load_projections, plan_of
 from headwise.models.configuration_headwise import Head, Layer
-from headwise.papers.harness.claim import Trial, Values
+from headwise.papers.harness.claim import Values
 from headwise.papers.tasks.cuts import head_projections
-from headwise.papers.tasks.pretrained import (
-    batches,
-    documents,
-    loss_from,
-    pretrained_model,
-    trial_windows,
-)
+from headwise.papers.tasks.network import EAGER
+from headwise.papers.tasks.pretrained import batches, loss_from
 from headwise.papers.tasks.training import stays_finite
 from headwise.plan import HeadSpec
 from headwise.planning.fit import most_valuable
-from headwise.profiling.reduction import value_basis
+from headwise.theory.saturation import attention_error_bound, total_variation_bound
 from headwise.training.loop import TrainingJob
 from headwise.training.settings import TrainSettings
 
 ASIDE = 4  # one window in so many is set aside to choose the rate
+TOGETHER = 4  # windows whose rows are in memory together
+UNDERFLOW = 1e-37  # weights below are as good as 0, and have no logarithm
 Rotations = tuple[Tensor, Tensor]  # cosines and sines of the positions
+Rows = Float[Tensor, "windows length length"]  # attention weights, 0 after the diagonal
 
 
 class _LayerReached(Exception):  # noqa: N818 (not an error: ends a forward pass at the layer)
@@ -69,62 +72,69 @@ class HeadStart:
 
 @dataclass(frozen=True, slots=True)
 class StudentFit:
-    """How a student is fitted: steps, windows per step, rates to choose from, and the seed."""
+    """How students are made: widths, steps, windows per step, rates to choose from, the seed."""
 
+    widths: tuple[int, ...]
     steps: int
     batch: int
     rates: tuple[float, ...]
     seed: int
+    floor_steps: int
+    floor_windows: int
 
 
-def measure_students(trial: Trial, methods: Sequence[str]) -> Values:
-    """Students of every width: errors on new text, and rises of the model's loss.
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A model, windows to fit on and windows to score on, and the row lengths to report."""
 
-    `methods` are the names of three: a truncated SVD, the same fitted, and a random start fitted.
+    model: Any
+    calibration: np.ndarray
+    scored: np.ndarray
+    lengths: tuple[int, ...]
+
+
+def measure_head(given: Lesson, layer: int, methods: Sequence[str], fit: StudentFit) -> Values:
+    """Students of one head of a layer: errors of their rows by length, rises of the model's loss.
+
+    The seed chooses the head. `methods` are the names of two: the start, and the same fitted.
     """
-    p, model = trial.parameters, pretrained_model().model
-    layer = p["layer"]
-    calibration, scored = trial_windows(p, trial.seed)
+    model = given.model
     heads, attention = plan_of(model).layers[layer], model.attentions()[layer]
     # Head groups in turn, then the next query head of each.
-    query, group = divmod(trial.seed, len(heads.heads))
+    query, group = divmod(fit.seed, len(heads.heads))
     query %= heads.heads[group].queries
-    inputs, new = (attention_inputs(model, layer, ids) for ids in (calibration, scored))
-    n = max(1, len(calibration) // ASIDE)
-    fit_inputs = AttentionInputs(inputs.hidden[n:], inputs.rotations)
+    inputs, new = (attention_inputs(model, layer, x) for x in (given.calibration, given.scored))
+    n = max(1, len(given.calibration) // ASIDE)
+    used = AttentionInputs(inputs.hidden[n:], inputs.rotations)
     aside = AttentionInputs(inputs.hidden[:n], inputs.rotations)
     own = HeadStart(
         heads.heads[group].model_copy(update={"queries": 1}),
         head_projections(heads, group, query, projections_of(attention)),
     )
-    teacher = StandaloneHead(own, attention, inputs.rotations)
-    fit = StudentFit(p["steps"], p["batch"], tuple(p["rates"]), trial.seed)
-    whole_loss, loss_now = loss_from(model, layer, scored)
+    teacher = StandaloneHead(own, attention, inputs.rotations).requires_grad_(False)
+    whole_loss, loss_now = loss_from(model, layer, given.scored)
     with replaced_head(attention, teacher, None):
         removed = loss_now() - whole_loss
-    rows = []
-    for width in p["widths"]:
-        svd = svd_start(teacher, fit_inputs, width)
-        chance = random_start(teacher, width, trial.seed)
-        made = (
-            (StandaloneHead(svd, attention, inputs.rotations), 0.0),
-            fit_student(svd, teacher, (fit_inputs, aside), fit),
-            fit_student(chance, teacher, (fit_inputs, aside), fit),
-        )
-        for method, (student, rate) in zip(methods, made, strict=True):
+    rows, narrowest = [], None
+    for width in fit.widths:
+        start = narrow_start(teacher, used, width)
+        begun = StandaloneHead(start, attention, inputs.rotations).requires_grad_(False)
+        fitted, rate = fit_student(begun, teacher, (used, aside), fit)
+        for method, student in zip(methods, (begun, fitted), strict=True):
             with replaced_head(attention, teacher, student):
                 rise = loss_now() - whole_loss
-            error = relative_error(student, teacher, new)
-            found = {"error": error, "rise": rise, "rate": rate}
-            rows.append({"width": width, "method": method, **found})
+            errors = row_errors(student, teacher, new, given.lengths)
+            row = {"width": width, "method": method, "rise": rise, "rate": rate, **errors}
+            rows.append(row)
+        narrowest = fitted
+    assert narrowest is not None
+    few = AttentionInputs(new.hidden[: fit.floor_windows], new.rotations)
     return {
-        "loss": whole_loss,
-        "removed": removed,
-        "group": group,
-        "query": query,
+        "layer": layer, "group": group, "query": query, "loss": whole_loss, "removed": removed,
         "students": rows,
-        "text_sha256": documents(p["text"]).sha256,
-    }
+        "uniform": uniform_errors(teacher, new, given.lengths),
+        "floor": floor_errors(narrowest, teacher, few, given.lengths, fit.floor_steps),
+    }  # fmt: skip
 
 
 # --- a head on its own, and in its model -------------------------------------------------------
@@ -153,13 +163,15 @@ def attention_inputs(model: Any, layer: int, ids: np.ndarray) -> AttentionInputs
 
 
 @contextmanager
-def replaced_head(attention: Any, old: nn.Module, new: nn.Module | None) -> Iterator[None]:
+def replaced_head(
+    attention: Any, old: StandaloneHead, new: StandaloneHead | None
+) -> Iterator[None]:
     """While open, a layer outputs `new` in place of `old`; None puts nothing there."""
 
     def change(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
         hidden = _hidden_of(args, kwargs)
-        rest = output[0] - old(hidden)
-        return (rest if new is None else rest + new(hidden), *output[1:])
+        rest = output[0] - old.attend(hidden)[0]
+        return (rest if new is None else rest + new.attend(hidden)[0], *output[1:])
 
     hook = attention.register_forward_hook(change, with_kwargs=True)
     try:
@@ -174,18 +186,18 @@ def _hidden_of(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
 
 
 class StandaloneHead(nn.Module):
-    """Heads on their own: from what their layer reads to their part of the layer's output."""
+    """A head on its own: from what its layer reads to its rows and its part of the output."""
 
     def __init__(self, start: HeadStart, like: HeadwiseAttention, rotations: Rotations) -> None:
         super().__init__()
-        self.spec, self.rotations = start.spec, rotations
+        self.start, self.like, self.rotations = start, (like,), rotations
         spec = start.spec
         assert spec.score_scale is not None
         head = Head(
             spec.qk_dim, spec.vo_dim, spec.queries, spec.score_scale, spec.rotary_planes or ()
         )
         around = Surroundings(
-            config=like.config,
+            config=EAGER,
             d_model=like.o_proj.out_features,
             layer_idx=0,
             is_causal=True,
@@ -194,111 +206,180 @@ class StandaloneHead(nn.Module):
         self.attention = HeadwiseAttention(Layer((head,), frozenset(), frozenset()), around)
         load_projections(self.attention, start.projections)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Windows × length × d_model."""
-        rotations = tuple(t[:, : hidden.shape[1]] for t in self.rotations)
-        output: Tensor = self.attention(hidden, position_embeddings=rotations)[0]
-        return output
-
-    def projections(self) -> Projections:
-        """The four projections; the tensors are the head's own."""
-        return projections_of(self.attention)
-
-
-def relative_error(
-    student: StandaloneHead, teacher: StandaloneHead, inputs: AttentionInputs
-) -> float:
-    """Squared error of the student's output, as a share of the teacher's squared output."""
-    error = power = 0.0
-    with torch.no_grad():
-        for rows in inputs.hidden.split(4):
-            target = teacher(rows)
-            error += float((student(rows) - target).double().square().sum())
-            power += float(target.double().square().sum())
-    return error / power if power else 0.0
-
-
-# --- starts ------------------------------------------------------------------------------------
-
-
-def svd_start(teacher: StandaloneHead, inputs: AttentionInputs, width: int) -> HeadStart:
-    """The strongest planes and the whitened value directions of the teacher, `width` of each."""
-    spec = teacher.spec
-    seen = _activations(teacher, inputs)
-    half, g, vo = spec.qk_dim // 2, spec.queries, spec.vo_dim
-    power = {
-        name: seen[name].double().square().reshape(-1, 2, half).sum((0, 1)) for name in ("q", "k")
-    }
-    places = most_valuable((power["q"] * power["k"]).numpy(), width // 2)
-    columns = [*places, *(half + p for p in places)]
-    z = seen["z"].double().reshape(-1, vo)
-    matrices = {side: p.weight.double() for side, p in teacher.projections().items()}
-    W_O = matrices["output"].unflatten(1, (g, vo))  # d_model × queries × vo
-    basis = value_basis((z.mT @ z / len(z)).numpy(), W_O.permute(2, 1, 0).flatten(1).numpy())
-    encode = torch.from_numpy(basis.encode[:, :width].copy())
-    decode = torch.from_numpy(basis.decode[:width].copy())
-    made = {
-        "query": matrices["query"].unflatten(0, (g, spec.qk_dim))[:, columns].flatten(0, 1),
-        "key": matrices["key"][columns],
-        "value": encode.mT @ matrices["value"],
-        "output": (W_O @ decode.mT).flatten(1),
-    }
-    own = Projections.of(w.float() for w in made.values())
-    return HeadStart(_narrowed(spec, width, places), own)
-
-
-def random_start(teacher: StandaloneHead, width: int, seed: int) -> HeadStart:
-    """Random projections as large as the teacher's, on planes spread over all frequencies."""
-    generator = torch.Generator().manual_seed(seed)
-    spec, made = teacher.spec, {}
-    for side, projection in teacher.projections().items():
-        matrix, axis = projection.weight, 1 if side == "output" else 0
-        full = spec.vo_dim if side in ("value", "output") else spec.qk_dim
-        shape = list(matrix.shape)
-        shape[axis] = shape[axis] * width // full
-        drawn = torch.randn(shape, generator=generator) * matrix.square().mean().sqrt()
-        made[side] = Projection(drawn)
-    places = list(spread_planes(width // 2, spec.qk_dim // 2))
-    return HeadStart(_narrowed(spec, width, places), Projections(made))
-
-
-def _activations(teacher: StandaloneHead, inputs: AttentionInputs) -> dict[str, Tensor]:
-    """Queries and keys before their rotation, and what enters the output projection."""
-    found: dict[str, list[Tensor]] = {"q": [], "k": [], "z": []}
-    attention: Any = teacher.attention
-    with ExitStack() as undo:
-        for name in ("q", "k"):
-            module = getattr(attention, f"{name}_proj")
-            keep = found[name]
-            undo.callback(
-                module.register_forward_hook(lambda m, a, out, keep=keep: keep.append(out)).remove
-            )
-        undo.callback(
-            attention.o_proj.register_forward_pre_hook(
-                lambda m, args: found["z"].append(args[0])
-            ).remove
+    def attend(self, hidden: Tensor, *, causal: bool = True) -> tuple[Tensor, Rows]:
+        """The head's part of the output, and its rows."""
+        length = hidden.shape[1]
+        mask = hidden.new_full((length, length), -math.inf).triu(1) if causal else None
+        output, weights = self.attention(
+            hidden, mask, position_embeddings=tuple(t[:, :length] for t in self.rotations)
         )
-        with torch.no_grad():
-            for rows in inputs.hidden.split(4):
-                teacher(rows)
-    return {name: torch.cat(parts) for name, parts in found.items()}
+        return output, weights[:, 0]
+
+    def forward(self, hidden: Tensor) -> Rows:
+        """The rows alone."""
+        return self.attend(hidden)[1]
+
+    def again(self) -> StandaloneHead:
+        """The head as it began, to be fitted: its queries and keys learn, all else is fixed."""
+        made = StandaloneHead(self.start, self.like[0], self.rotations)
+        made.requires_grad_(False)
+        made.attention.q_proj.requires_grad_(True)
+        made.attention.k_proj.requires_grad_(True)
+        return made
 
 
-def _narrowed(spec: HeadSpec, width: int, places: list[int]) -> HeadSpec:
+def narrow_start(teacher: StandaloneHead, inputs: AttentionInputs, width: int) -> HeadStart:
+    """Queries and keys of this width: the truncated SVD, or the strongest rotary planes."""
+    spec = teacher.start.spec
+    given = teacher.start.projections
+    W_Q, W_K = (given[side].weight.double() for side in ("query", "key"))  # width × d_model
     planes = spec.rotary_planes or ()
-    change = {
-        "qk_dim": width,
-        "vo_dim": width,
-        "rotary_planes": tuple(planes[p] for p in places),
+    if planes:
+        half = spec.qk_dim // 2
+        assert len(planes) == half, "heads that are fully rotary, or not at all"
+        seen = inputs.hidden.double().flatten(0, 1)
+        power = [(seen @ W.mT).square().sum(0).unflatten(0, (2, half)).sum(0) for W in (W_Q, W_K)]
+        kept = most_valuable((power[0] * power[1]).numpy(), width // 2)
+        columns = [*kept, *(half + p for p in kept)]
+        queries, keys, planes = W_Q[columns], W_K[columns], tuple(planes[p] for p in kept)
+    else:
+        left, sigma, right = torch.linalg.svd(W_Q.mT @ W_K, full_matrices=False)
+        root = sigma[:width].sqrt()
+        queries, keys = (left[:, :width] * root).mT, root[:, None] * right[:width]
+    change = {"qk_dim": width, "rotary_planes": planes}
+    made = given.replaced(query=Projection(queries.float()), key=Projection(keys.float()))
+    return HeadStart(spec.model_copy(update=change), made)
+
+
+# --- errors of rows, by their length -----------------------------------------------------------
+
+
+def row_errors(
+    student: StandaloneHead,
+    teacher: StandaloneHead,
+    inputs: AttentionInputs,
+    lengths: Sequence[int],
+) -> dict[str, list[float]]:
+    """Means over the rows of every length (from half of it on, so that rows differ)."""
+    with torch.no_grad():
+        parts = [compared_rows(teacher(x), student(x)) for x in inputs.hidden.split(TOGETHER)]
+    return _by_length(parts, lengths)
+
+
+def uniform_errors(
+    teacher: StandaloneHead, inputs: AttentionInputs, lengths: Sequence[int]
+) -> list[float]:
+    """The misplaced attention of a head without queries and keys."""
+    with torch.no_grad():
+        parts = []
+        for x in inputs.hidden.split(TOGETHER):
+            p = teacher(x)
+            equal = torch.ones_like(p).tril()
+            equal /= equal.sum(-1, keepdim=True)
+            parts.append({"misplaced": (p - equal).abs().sum(-1) / 2})
+    return _by_length(parts, lengths)["misplaced"]
+
+
+def floor_errors(
+    student: StandaloneHead,
+    teacher: StandaloneHead,
+    inputs: AttentionInputs,
+    lengths: Sequence[int],
+    steps: int,
+) -> list[float]:
+    """The misplaced attention when a window's scores are any matrix of the student's rank.
+
+    They begin as the student's own scores, so the floor is not above what the student reaches on
+    these windows, up to what the descent loses.
+    """
+    with torch.no_grad():
+        p = teacher(inputs.hidden)
+        scores = _logs(student.attend(inputs.hidden, causal=False)[1])
+        scores -= scores.mean(-1, keepdim=True)
+        left, sigma, right = torch.linalg.svd(scores, full_matrices=False)
+        width = student.start.spec.qk_dim
+        root = sigma[:, :width].sqrt()
+        sides = [left[..., :width] * root[:, None], right[:, :width].mT * root[:, None]]
+    factors = [side.clone().requires_grad_(True) for side in sides]
+    optimizer = torch.optim.Adam(factors, 0.02 * float(root.mean()) / p.shape[-1] ** 0.5)
+    best = math.inf
+    kept = torch.empty(0)
+    for _ in range(steps + 1):
+        q = _causal_softmax(factors[0] @ factors[1].mT)
+        wrong = (p - q).abs().sum(-1) / 2
+        if float(wrong.detach().mean()) < best:
+            best, kept = float(wrong.detach().mean()), wrong.detach()
+        optimizer.zero_grad()
+        _divergence(p, q).backward()
+        optimizer.step()
+    return _by_length([{"misplaced": kept}], lengths)["misplaced"]
+
+
+def compared_rows(p: Rows, q: Rows) -> dict[str, Float[Tensor, "windows length"]]:
+    """How far q is from p, row by row, and how far the theory allows.
+
+    Scores are logarithms of weights, up to a number that all scores of a row share and that
+    changes nothing. So C is half the range of a row's scores, and Λ leaves out the mean error.
+    """
+    seen = torch.ones_like(p, dtype=torch.bool).tril()
+    counts = seen.sum(-1)
+    before, after = (_logs(x).double() for x in (p, q))
+    moved = torch.where(seen, after - before, 0.0)
+    mean = moved.sum(-1) / counts
+    score_error = torch.where(seen, moved - mean[..., None], 0.0).norm(dim=-1)
+    reach = torch.stack([_range(x, seen) for x in (before, after)]).amax(0) / 2
+    bounds = [
+        attention_error_bound(error, n, score_bound=c)
+        for error, n, c in zip(
+            score_error.flatten().tolist(), counts.flatten().tolist(), reach.flatten().tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+    widths = _range(moved, seen).flatten().tolist()
+    return {
+        "misplaced": (p - q).double().abs().sum(-1) / 2,
+        "error": (p - q).double().norm(dim=-1),
+        "score_error": score_error,
+        "score_bound": reach,
+        "bound": torch.tensor(bounds, dtype=torch.float64).view_as(reach),
+        "misplaced_bound": torch.tensor([total_variation_bound(w) for w in widths]).view_as(reach),
     }
-    return spec.model_copy(update=change)
+
+
+def _by_length(
+    parts: Sequence[Mapping[str, Tensor]], lengths: Sequence[int]
+) -> dict[str, list[float]]:
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {
+        name: [float(rows[:, length // 2 : length].mean()) for length in lengths]
+        for name, rows in whole.items()
+    }
+
+
+def _logs(weights: Tensor) -> Tensor:
+    return weights.clamp_min(UNDERFLOW).log()
+
+
+def _range(rows: Tensor, seen: Tensor) -> Tensor:
+    high = rows.masked_fill(~seen, -math.inf).amax(-1)
+    return high - rows.masked_fill(~seen, math.inf).amin(-1)
+
+
+def _causal_softmax(scores: Tensor) -> Rows:
+    after = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    return scores.masked_fill(after, -math.inf).softmax(-1)
+
+
+def _divergence(p: Rows, q: Rows) -> Tensor:
+    """Mean Kullback–Leibler divergence of the rows."""
+    return (torch.xlogy(p, p) - p * _logs(q)).sum(-1).mean()
 
 
 # --- fitting -----------------------------------------------------------------------------------
 
 
 def fit_student(
-    start: HeadStart,
+    begun: StandaloneHead,
     teacher: StandaloneHead,
     inputs: tuple[AttentionInputs, AttentionInputs],
     fit: StudentFit,
@@ -308,22 +389,34 @@ def fit_student(
     A student that gets worse there than it began is discarded for its start, at rate 0.
     """
     used, aside = inputs
-    best = StandaloneHead(start, teacher.attention, used.rotations)
-    least, chosen = relative_error(best, teacher, aside), 0.0
+    best, chosen = begun, 0.0
+    least = row_divergence(begun, teacher, aside)
     with torch.no_grad():
-        targets = torch.cat([teacher(rows) for rows in torch.split(used.hidden, 4)])
+        targets = torch.cat([teacher(x) for x in used.hidden.split(TOGETHER)])
     for rate in fit.rates:
-        student = StandaloneHead(start, teacher.attention, used.rotations)
+        student = begun.again()
         if not _fit_at(rate, student, used, targets, fit):
             continue
-        error = relative_error(student, teacher, aside)
+        student.requires_grad_(False)
+        error = row_divergence(student, teacher, aside)
         if math.isfinite(error) and error < least:
             best, least, chosen = student, error, rate
     return best, chosen
 
 
+def row_divergence(
+    student: StandaloneHead, teacher: StandaloneHead, inputs: AttentionInputs
+) -> float:
+    """What a fit makes small, on these inputs."""
+    with torch.no_grad():
+        found = [
+            _divergence(teacher(x), student(x)) * len(x) for x in inputs.hidden.split(TOGETHER)
+        ]
+    return float(torch.stack(found).sum()) / len(inputs.hidden)
+
+
 def _fit_at(
-    rate: float, student: StandaloneHead, used: AttentionInputs, targets: Tensor, fit: StudentFit
+    rate: float, student: StandaloneHead, used: AttentionInputs, targets: Rows, fit: StudentFit
 ) -> bool:
     """Fit in place at one learning rate; whether the loss stayed finite."""
 
@@ -343,10 +436,8 @@ def _fit_at(
         save_every=fit.steps,
         seed=fit.seed,
     ).resolved(context=used.hidden.shape[1], device="cpu", dtype="fp32")
-    return stays_finite(TrainingJob(student, _relative_loss, batch_of, settings))
+    return stays_finite(TrainingJob(student, _fit_loss, batch_of, settings))
 
 
-def _relative_loss(model: nn.Module, batch: Any, /) -> tuple[Tensor, Mapping[str, Tensor]]:
-    target = batch["target"]
-    error = model(batch["hidden"]) - target
-    return error.square().sum() / target.square().sum().clamp_min(1e-30), {}
+def _fit_loss(model: nn.Module, batch: Any, /) -> tuple[Tensor, Mapping[str, Tensor]]:
+    return _divergence(batch["target"], model(batch["hidden"])), {}

@@ -262,7 +262,7 @@ def figure(results: Results) -> Chart:
     reach = results.where(part="reach")
     points = []
     for name in reach.names:
-        p = reach.named(name)[0].trial.parameters
+        p = reach.parameters_of(name)
         place, words = p["width"] - p["n"], f"{p['n']} tokens"
         points.append(Point(place, summary(reach.numbers(name, "error")), words))
     above = curves(

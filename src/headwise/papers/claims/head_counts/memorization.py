@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.papers.harness.charts import Axes, curves, panels, series
 from headwise.papers.harness.claim import (
+    Cell,
     Claim,
     Finding,
     Results,
@@ -198,15 +199,44 @@ def judge(results: Results) -> Finding:
         }.items():
             asked.append(answer)
             reasons.append(f"{words.capitalize()}, {name}: {answer}; {why}.")
-    reasons.append(_settled(results))
-    rows = tuple(
-        (KINDS[r.trial.parameters["kind"]], r.trial.parameters["heads"],
-         r.trial.parameters["width"], str(summary(results.numbers(name, "memorized"))))
-        for name in results.names
-        for r in results.named(name)[:1]
-    )  # fmt: skip
-    columns = ("kind", "heads", "head width", "memorized")
-    return Finding(verdict(asked), " ".join(sentences), tuple(reasons), ResultTable(columns, rows))
+    reasons += [_per_parameter(results), _settled(results)]
+    rows: list[tuple[Cell, ...]] = []
+    for name in results.names:
+        p, held = results.named(name)[0].trial.parameters, results.numbers(name, "memorized")
+        each = [x / n_parameters(p) for x in held]
+        numbers = (p["heads"], p["width"], str(summary(held)), n_parameters(p), str(summary(each)))
+        rows.append((KINDS[p["kind"]], *numbers))
+    columns = ("kind", "heads", "head width", "memorized", "parameters", "memorized per parameter")
+    return Finding(
+        verdict(asked), " ".join(sentences), tuple(reasons), ResultTable(columns, tuple(rows))
+    )
+
+
+def n_parameters(p: Mapping[str, Any]) -> int:
+    """The weights of a trial's layer: W_Q, W_K, W_V and the readout of every head."""
+    return int(p["heads"] * p["width"] * (3 * p["d"] + p["labels"]))
+
+
+def _per_parameter(results: Results) -> str:
+    """The numbers beside the parameters, which grow with the heads and with their width."""
+    s, told = SIZES[results.size], []
+    for kind, words in KINDS.items():
+        heads, widths = _curves(results, kind)
+        places = [(h, s["n"], heads[h]) for h in (min(heads), max(heads))]
+        places += [(s["at"], w, widths[w]) for w in (min(widths), max(widths))]
+        shown = [
+            summary(v).mean / n_parameters({**s, "heads": h, "width": w}) for h, w, v in places
+        ]
+        told.append(
+            f"{words}: {shown[0]:.2g} with H = {min(heads)} and {shown[1]:.2g} with {max(heads)}; "
+            f"{shown[2]:.2g} at width {min(widths)} and {shown[3]:.2g} at {max(widths)}"
+        )
+    full = n_parameters({**s, "heads": 1, "width": s["d"]})
+    return (
+        f"Examples per parameter, {'; '.join(told)}. Heads as wide as a token have Θ(H·d²) "
+        f"parameters ({full} each here) for a capacity of order H·n ({s['n']} each): linear in the "
+        "number of heads is linear in the parameters."
+    )
 
 
 def _settled(results: Results) -> str:

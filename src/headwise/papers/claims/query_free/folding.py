@@ -1,18 +1,23 @@
-"""Two exact claims: when W_Q can be folded away, and when a skip around an MLP can be absorbed.
+"""Exact claims: when W_Q can be folded away, and when a skip around an MLP can be absorbed.
 
 fold-exact: W_Q can be folded away exactly in three cases, and not in the fourth. Random stacks are
 folded and both versions run in float64. Where folding is not allowed it is forced, to see how wrong
 it would be; a norm is the same kind of obstacle.
 
-relu-skip: a skip around a ReLU MLP can be absorbed at equal width iff some neurons sum to −I. Three
-kinds of MLP: random ones (no set S exists), ones constructed so that S exists, and mirrored ones,
-whose neurons come in pairs relu(u), relu(−u). The mirrored ones decide the "only if": a pair
-spans any linear function of u, so their skip can be absorbed although no S exists.
+relu-skip: MLPs with a skip and without one are generically different functions: a random ReLU MLP
+cannot absorb its skip at equal width. Beside the random ones stand MLPs that were made to absorb
+it, which a search that finds nothing anywhere would miss.
+
+relu-skip-iff: exactly those can whose neurons hold a set S with W_down[:,S]·W_up[S,:] = −I. Besides
+random and constructed MLPs this takes mirrored ones, whose neurons come in pairs relu(u), relu(−u).
+They decide the "only if": a pair spans any linear function of u, so their skip can be absorbed
+although no S exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -187,14 +192,18 @@ KINDS = ("random", "constructed", "mirrored")
 DRAWS = 20
 
 
-def skip_trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
+def _skip_trials(claim: str, kinds: Sequence[str]) -> Callable[[Size, Sequence[int]], list[Trial]]:
     """Some MLPs of each kind and width; four neurons per dimension."""
-    experiments = {
-        f"{kind}, d = {d}": {"kind": kind, "d": d, "draws": DRAWS}
-        for d in SIZES[size]
-        for kind in KINDS
-    }
-    return at_every_seed("relu-skip", seeds, experiments)
+
+    def trials(size: Size, seeds: Sequence[int]) -> list[Trial]:
+        experiments = {
+            f"{kind}, d = {d}": {"kind": kind, "d": d, "draws": DRAWS}
+            for d in SIZES[size]
+            for kind in kinds
+        }
+        return at_every_seed(claim, seeds, experiments)
+
+    return trials
 
 
 def run_skip(trial: Trial) -> Values:
@@ -234,41 +243,83 @@ def run_skip(trial: Trial) -> Values:
     return {"sets": sets, "absorbed": absorbed, "redundant": redundant, "worst": worst}
 
 
-def judge_skip(results: Results) -> Finding:
-    """In part: never for generic weights and always with S, but not *only* with S."""
-    total = {kind: {"mlps": 0, "sets": 0, "absorbed": 0, "redundant": 0} for kind in KINDS}
-    worst = 0.0
+@dataclass(slots=True)
+class SkipCount:
+    """What was found among the MLPs of one kind."""
+
+    mlps: int = 0
+    sets: int = 0
+    absorbed: int = 0
+    redundant: int = 0
+    worst: float = 0.0
+
+    @property
+    def shown(self) -> bool:
+        """Whether every one has a set S and absorbs its skip by it, to rounding."""
+        return self.sets == self.absorbed == self.mlps and self.worst < EXACT
+
+    @property
+    def never(self) -> bool:
+        """Whether none can absorb its skip: no set S, and no two neurons on one line."""
+        return self.absorbed == self.sets == self.redundant == 0
+
+
+def _counts(results: Results) -> dict[str, SkipCount]:
+    found: dict[str, SkipCount] = {}
     for result in results:
-        sums = total[result.trial.parameters["kind"]]
-        sums["mlps"] += result.trial.parameters["draws"]
+        count = found.setdefault(result.trial.parameters["kind"], SkipCount())
+        count.mlps += result.trial.parameters["draws"]
         for name in ("sets", "absorbed", "redundant"):
-            sums[name] += result.values[name]
-        worst = max(worst, result.values["worst"])
-    random, made, mirrored = (total[kind] for kind in KINDS)
-    never = random["absorbed"] == 0 and random["redundant"] == 0
-    always = made["sets"] == made["mlps"] and worst < EXACT
-    without = mirrored["absorbed"] - mirrored["sets"]
-    verdict: Verdict = "holds in part" if without else "holds"
-    if not (never and always):
-        verdict = "does not hold"
+            setattr(count, name, getattr(count, name) + result.values[name])
+        count.worst = max(count.worst, result.values["worst"])
+    return found
+
+
+def judge_skip(results: Results) -> Finding:
+    """Holds: no random MLP can absorb its skip, and every one that was made to is found to."""
+    found = _counts(results)
+    random, made = found["random"], found["constructed"]
+    return Finding(
+        "holds" if random.never and made.shown else "does not hold",
+        f"{random.absorbed} of {random.mlps} random MLPs absorb their skip; {made.absorbed} of "
+        f"{made.mlps} that were made to do (error at most {made.worst:.0e}).",
+        (
+            "For random weights no two neurons share a hyperplane, and then the missing set S is a "
+            "proof that no MLP of equal width will do.",
+        ),
+        _skip_table(found),
+    )
+
+
+def judge_iff(results: Results) -> Finding:
+    """Both directions: each that fails is a counterexample, since nothing here is random error.
+
+    If: every MLP with a set S absorbs its skip. Only if: none without a set S does. Holds: both.
+    In part: one of them.
+    """
+    found = _counts(results)
+    made, mirrored = found["constructed"], found["mirrored"]
+    without = sum(count.absorbed - count.sets for count in found.values())
+    held = [made.shown, without == 0]
+    verdict: Verdict = "holds" if all(held) else "holds in part" if any(held) else "does not hold"
     return Finding(
         verdict,
-        f"{random['sets']} of {random['mlps']} random MLPs absorb their skip, "
-        f"{made['absorbed']} of {made['mlps']} constructed ones do (error at most {worst:.0e}); "
-        f"{without} of {mirrored['mlps']} mirrored ones do without any set S.",
+        f"{made.absorbed} of {made.mlps} MLPs with a set S absorb their skip (error at most "
+        f"{made.worst:.0e}); {mirrored.absorbed - mirrored.sets} of {mirrored.mlps} mirrored ones "
+        "do without any set S.",
         (
-            "For random weights no two neurons share a hyperplane, and then the missing set is a "
-            "proof that no MLP of equal width will do.",
             "The condition is sufficient, but not necessary when two neurons lie on one line: "
             "relu(u) and relu(−u) span any linear function of u.",
+            "Where no two do, it is necessary too; that is the generic case, and `relu-skip`.",
         ),
-        ResultTable(
-            ("kind", "MLPs", "with a set S", "absorbed", "with neurons on one line"),
-            tuple(
-                (kind, s["mlps"], s["sets"], s["absorbed"], s["redundant"])
-                for kind, s in total.items()
-            ),
-        ),
+        _skip_table(found),
+    )
+
+
+def _skip_table(found: Mapping[str, SkipCount]) -> ResultTable:
+    return ResultTable(
+        ("kind", "MLPs", "with a set S", "absorbed", "with neurons on one line"),
+        tuple((k, c.mlps, c.sets, c.absorbed, c.redundant) for k, c in found.items()),
     )
 
 
@@ -276,11 +327,11 @@ def draw_skip(results: Results) -> Chart:
     """The share of MLPs whose skip is absorbed, by width."""
     points = [
         Point(
-            results.named(name)[0].trial.parameters["d"],
+            results.parameters_of(name)["d"],
             summary(
                 [r.values["absorbed"] / r.trial.parameters["draws"] for r in results.named(name)]
             ),
-            results.named(name)[0].trial.parameters["kind"],
+            results.parameters_of(name)["kind"],
         )
         for name in results.names
     ]
@@ -289,15 +340,30 @@ def draw_skip(results: Results) -> Chart:
 
 RELU_SKIP = Claim(
     id="relu-skip",
-    statement="A skip around a ReLU MLP can be absorbed at equal width iff W_down[:,S]·W_up[S,:] "
-    "= −I for some set S of neurons; with generic weights, never.",
-    expected="Random MLPs cannot absorb a skip; one with such a set can.",
+    statement="ReLU MLPs with a skip and without one are generically different functions: with "
+    "random weights no MLP of equal width can absorb its skip.",
+    expected="Generically disjoint: random MLPs never absorb a skip.",
     source="arXiv 2510.23912, ReLU boundary",
     setting="Random and constructed MLPs in float64; a seed draws the weights.",
     version=1,
-    trials=skip_trials,
+    trials=_skip_trials("relu-skip", KINDS[:2]),
     run=run_skip,
     judge=judge_skip,
+    figure=draw_skip,
+    quick_verdicts=("holds",),
+)
+RELU_SKIP_IFF = Claim(
+    id="relu-skip-iff",
+    statement="A skip around a ReLU MLP can be absorbed at equal width iff W_down[:,S]·W_up[S,:] "
+    "= −I for some set S of neurons.",
+    expected="A sharpening of the paper’s statement, made here: it asks for every MLP, not only "
+    "for generic ones.",
+    source="this project, on the ReLU boundary of arXiv 2510.23912",
+    setting="Random, constructed and mirrored MLPs in float64; a seed draws the weights.",
+    version=1,
+    trials=_skip_trials("relu-skip-iff", KINDS),
+    run=run_skip,
+    judge=judge_iff,
     figure=draw_skip,
     quick_verdicts=("holds in part",),
 )

@@ -185,6 +185,7 @@ def _reasons(results: Results, ends: Mapping[float, Stability | None]) -> tuple[
     return (
         *one,
         *rates,
+        *(_between(results, rate) for rate in ends),
         *(_effect(results, rate) for rate in ends),
         f"A run is stable when it is finite, ends at most {RISE} above its own lowest loss, and is "
         "better than token frequencies; a model is stable when all seeds are, unstable when most "
@@ -207,6 +208,27 @@ def _effect(results: Results, rate: float) -> str:
     return (
         f"From decay {USUAL:g} to {none:g} the final loss at learning rate {rate:g} changes by "
         f"{' and '.join(told)} (95% intervals)."
+    )
+
+
+def _between(results: Results, rate: float) -> str:
+    """Which model ends lower at a rate, and by how much over all decays."""
+    gaps = [
+        paired_difference(
+            *(results.numbers(_name(model, rate, decay), "loss") for model in ("full", "W_Q = I"))
+        )
+        for decay in DECAYS[results.size]
+    ]
+    means, n = [gap.mean for gap in gaps], len(gaps)
+    low, high = min(means), max(means)
+    if low < 0 < high:
+        return f"At learning rate {rate:g} neither model is better at every decay."
+    worse = "full model" if low >= 0 else "model without W_Q"
+    small, large = sorted((abs(low), abs(high)))
+    clear = sum(gap.positive or gap.negative for gap in gaps)
+    return (
+        f"At learning rate {rate:g} the {worse} ends {small:.2f} to {large:.2f} nats worse than "
+        f"the other, by more than the spread at {clear} of {n} decays."
     )
 
 
