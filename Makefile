@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := dev
 VLLM := .venv-vllm
+# Compiled modules are kept even where the environment says otherwise: a run imports them many times.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-vllm wheel test-wheel docs lint format bench clean
 

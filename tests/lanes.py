@@ -26,6 +26,10 @@ def every(n: int) -> int:
 
 def slow_but(quick: tuple[Any, ...], values: Any) -> list[Any]:
     """Parameters of a test, all of them slow but the quick ones."""
-    parts = [one if isinstance(one, tuple) else (one,) for one in values]
-    marks = [() if one in quick else (pytest.mark.slow,) for one in values]
-    return [pytest.param(*part, marks=mark) for part, mark in zip(parts, marks, strict=True)]
+    return [
+        pytest.param(
+            *(one if isinstance(one, tuple) else (one,)),
+            marks=() if one in quick else (pytest.mark.slow,),
+        )
+        for one in values
+    ]

@@ -105,6 +105,7 @@ def test_every_step_tells_its_peak_before_it_begins(place):
     assert steps == ["Profiling", "Cutting", "Recovering", "Verifying"]
 
 
+@pytest.mark.slow
 def test_a_wrong_option_is_told_alone(place):
     cut(verify=False, recover=0)
     told, how = [], {"against": "model", "text": "text.txt"}

@@ -75,6 +75,7 @@ def test_the_full_budget_is_the_identity(seen, name, method):
     assert difference(found.outputs(cut), before) <= IDENTITY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BLOCK_RIVALS)
 @pytest.mark.parametrize("name", lanes.slow_but(("gpt2",), ("llama", "gpt2", "phi3")))
 def test_blocks_are_counted_and_within_the_budget(seen, name, method):

@@ -99,6 +99,7 @@ def test_counted_parameters_are_those_of_the_ranks(seen, name, method):
     assert difference(after, before) > FELT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", RIVALS)
 @pytest.mark.parametrize(
     "name", lanes.slow_but(("qwen2", "olmo2"), ("qwen2", "qwen3", "olmo2", "gpt_neox"))

@@ -256,6 +256,7 @@ def test_foreign_files_are_kept(headwise, place, tmp_path):
     assert (tmp_path / "precious").exists()
 
 
+@pytest.mark.slow
 def test_an_encoder_is_refused(headwise, place, tmp_path):
     tiny.stock("bert_bare", vocab_size=307).save_pretrained(place / "bert")
     train_tokenizer([(place / "text.txt").read_text()], 307).save_pretrained(place / "bert")

@@ -40,6 +40,7 @@ def words(place, out, *more):
     return [str(w) for w in ("compress", *where, *common, *more)]
 
 
+@pytest.mark.slow
 def test_one_command_cuts_and_proves(headwise, place, tmp_path):
     out = tmp_path / "small"
     result = headwise(*words(place, out, "--attn-params", "75%", "--json"))

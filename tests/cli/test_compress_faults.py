@@ -246,6 +246,7 @@ def disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", lanes.slow_but(("weights",), ("layers", "weights")))
 def test_a_full_disk(headwise, place, disk, at):
     folder, resize = disk

@@ -71,6 +71,7 @@ def test_what_does_not_fit_the_context_is_refused(model):
     assert "context of 37" in str(result.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [

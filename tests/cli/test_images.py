@@ -40,6 +40,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_of_photos_cuts_and_proves_a_classifier(headwise, place, tmp_path):
     out = tmp_path / "small"
     words = ("--images", place / "photos", "--attn-params", "75%", "--multiple-of", 2, "-o", out)

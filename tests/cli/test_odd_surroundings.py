@@ -234,6 +234,7 @@ def test_plans_of_absurd_length_are_refused(headwise, place):
         assert "at most" in result.err
 
 
+@pytest.mark.slow
 def test_names_that_are_not_text(place):
     done = subprocess.run(
         [sys.executable, "-m", "headwise", "plan", "show", b"\xff\xfe.json"],
@@ -277,6 +278,7 @@ def test_no_more_is_read_than_the_system_says_is_there(headwise, place):
     assert "holds no text (it is empty or blank)" in result.err
 
 
+@pytest.mark.slow
 def test_a_plan_of_absurd_heads_is_shown_or_refused(headwise, place):
     head = {"qk_dim": 2**31 - 1, "vo_dim": 4}
     plan = Plan.uniform(SHAPE).to_dict() | {"format": "headwise-plan/2"}

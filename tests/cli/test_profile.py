@@ -47,6 +47,7 @@ def test_profile_prints_and_writes(headwise, checkpoint, tmp_path):
     assert document["layers"][0]["query_key"] > 0
 
 
+@pytest.mark.slow
 def test_an_encoder_without_a_head_is_profiled_by_its_embedding(headwise, checkpoint, tmp_path):
     where = (checkpoint / "encoder", "--text", checkpoint / "text.txt")
     done = headwise("profile", *where, "-o", tmp_path / "p", *OPTIONS, "--json")

@@ -15,6 +15,7 @@ def test_the_claims_are_listed_without_running(headwise):
     assert [claim["id"] for claim in document["claims"]] == ["relu-skip"]
 
 
+@pytest.mark.slow
 def test_two_claims_are_run_judged_and_drawn_again(headwise, tmp_path):
     folder = tmp_path / "run"
     result = headwise(*EXACT, "-o", folder, "--json")

@@ -343,6 +343,7 @@ def test_a_diverging_run_stops_with_its_step(plan_file, tmp_path):
     assert json.loads((run / "run.json").read_text())["status"] == "diverged"
 
 
+@pytest.mark.slow
 def test_a_plan_without_vocabulary_gets_one(plan_file, tmp_path):
     plan = Plan.from_json(plan_file.read_text())
     free = plan.model_copy(update={"shape": plan.shape.model_copy(update={"vocab_size": 0})})

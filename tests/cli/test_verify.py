@@ -77,6 +77,7 @@ def _document(*arguments, **how):
     return json.loads(_run(*arguments, "--json", "--repeats", 1, **how).stdout)
 
 
+@pytest.mark.slow
 def test_one_document_says_it_all(causal, text, other, tmp_path):
     found = _document(causal, "cut", "--text", text, "--held-out", other, "-o", tmp_path / "v.json")
     assert found == json.loads((tmp_path / "v.json").read_text())
@@ -121,6 +122,7 @@ def test_one_document_says_it_all(causal, text, other, tmp_path):
     assert ["does not say which text" in w for w in found["warnings"]] == [True]
 
 
+@pytest.mark.slow
 def test_windows_that_break_are_said(causal, text, monkeypatch):
     monkeypatch.setattr(verification, "BROKEN", 0.0)
     settings = verification.VerifySettings(repeats=0)

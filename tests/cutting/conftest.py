@@ -7,7 +7,7 @@ from tests import lanes, tiny
 CUT = (*tiny.DECODERS, *(f"{name}_bare" for name in tiny.ENCODERS), "vit")
 
 
-@pytest.fixture(params=lanes.slow_but((*tiny.QUICK, "bert_bare"), CUT))
+@pytest.fixture(params=lanes.slow_but(("llama", "qwen3", "gpt2", "bert_bare", "vit"), CUT))
 def any_family(request) -> str:
     return request.param
 

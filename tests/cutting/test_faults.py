@@ -40,6 +40,7 @@ def with_values(plan, width):
     return plan.model_copy(update={"layers": tuple(layers)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refit", lanes.slow_but((True,), (True, False)))
 def test_a_rank_deficient_moment_is_cut_without_loss(subject, tmp_path, refit):
     dense = subject("llama", change=low_rank)
@@ -67,6 +68,7 @@ def test_fewer_tokens_than_a_head_is_wide(subject, tmp_path):
     assert difference(dense.outputs(same), before) <= IDENTITY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", lanes.slow_but((torch.bfloat16,), (torch.bfloat16, torch.float16))
 )

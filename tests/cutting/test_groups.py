@@ -26,6 +26,7 @@ def shuffled(plan, *, whole_layer=True):
     return plan.model_copy(update={"layers": tuple(layers)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     lanes.slow_but(

@@ -150,6 +150,7 @@ def test_encoders_and_little_text_have_no_openings():
     assert (len(little.ids), little.held_aside) == (5, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "bert_bare"])
 def test_the_output_projection_mends_what_was_lost_before(subject, name):
     """Aiming at the state pays where layers before have lost something, and only there."""

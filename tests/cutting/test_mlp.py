@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -124,8 +126,13 @@ def twinned(model):
                 layer.get_parameter(name).copy_(tensor)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_biased", "phi3", "gpt2"])
-@pytest.mark.parametrize("rows", [6, 30])  # without and with batches held aside
+@pytest.mark.parametrize(
+    ("name", "rows"),  # rows without and with batches held aside
+    lanes.slow_but(
+        (("gpt2", 6), ("llama", 30)),
+        itertools.product(("llama", "llama_biased", "phi3", "gpt2"), (6, 30)),
+    ),
+)
 def test_twins_merge_without_loss(subject, tmp_path, monkeypatch, name, rows):
     dense = subject(name, change=twinned, rows=rows)
     half = [x.model_copy(update={"ffn_dim": HALF + 1}) for x in dense.profile.plan.layers]

@@ -17,9 +17,7 @@ from tests.tiny import CONFIGS
 NORMED = ("qwen3", "gemma3_text", "olmo2")
 
 
-@pytest.mark.parametrize(
-    "name", lanes.slow_but(("llama", "qwen2", "phi3", "gpt2", "gpt_neox", "bert", "vit"), CONFIGS)
-)
+@pytest.mark.parametrize("name", lanes.slow_but(("llama", "gpt2", "vit"), CONFIGS))
 def test_every_family_pads_to_its_stock_class(name, tmp_path):
     task = "bare" if tiny.task_of(name) == "masked-lm" else None
     cut = tiny.narrowed(convert(tiny.stock(name, task)), scores=name not in NORMED)

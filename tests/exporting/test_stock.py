@@ -232,6 +232,7 @@ def test_numbers_stored_in_16_bits_are_not_rounded_again(tmp_path):
     assert found["class"] == "GraniteForCausalLM"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", lanes.slow_but(("llama", "gpt2"), ("llama", "qwen2", "mistral", "gpt2", "gpt_neox"))
 )
@@ -253,6 +254,7 @@ def test_any_widths_become_one_width_per_layer_for_vllm(name, tmp_path):
     assert (tmp_path / "out/heads_headwise.py").exists()
 
 
+@pytest.mark.slow
 def test_portable_plans_are_served_by_vllms_own_classes(tmp_path):
     model = saved(portable("llama", (0, 2, 3), 6), tmp_path / "cut")
     assert hw.export(model, to="vllm", out=tmp_path / "out").record.architecture == "llama"

@@ -44,6 +44,7 @@ def test_losses_are_those_of_the_labels(model, rows):
     assert sequence_losses(model, inputs, labels).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_swap_with_all_proposals_is_the_worst_there_is(model, rows):
     inputs, labels = rows
     made = greedily_swapped(model, inputs, labels, Attack(1, LENGTH * VOCAB))

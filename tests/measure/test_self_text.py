@@ -27,6 +27,7 @@ def source(place):
     return open_source(place / "model")
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_text(source, tmp_path):
     one, same, other = (
         self_text(source, 200, tmp_path / name, seed=seed)
@@ -50,6 +51,7 @@ def test_text_of_other_weights_is_refused(place, tmp_path):
         self_text(open_source(tmp_path / "model"), 60, tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_killed_writing_ends_in_the_same_text(source, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LENGTH", 16)
     monkeypatch.setattr(module, "TOGETHER", 2)

@@ -212,6 +212,7 @@ def test_meta_device_and_double_precision():
     assert build_model(plan, config=config, dtype=torch.float64).dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_settings_of_loading_reach_the_backbone(model, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(

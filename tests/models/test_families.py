@@ -53,6 +53,7 @@ def test_bfloat16(any_family):
     assert difference(_logits(model, inputs).float(), expected) <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", lanes.slow_but((1,), (1, 3)))
 def test_generations(causal_family, beams):
     stock = tiny.stock(causal_family)
@@ -69,6 +70,7 @@ def test_generations(causal_family, beams):
             assert torch.equal(model.generate(**inputs, **options), expected)
 
 
+@pytest.mark.slow
 def test_static_cache(causal_family):
     stock, inputs = tiny.stock(causal_family), tiny.padded()
     model = convert(stock)

@@ -152,6 +152,7 @@ def _loaded(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", lanes.slow_but((False,), (False, True)))
 @pytest.mark.parametrize(
     "kind",
@@ -176,6 +177,7 @@ def test_unquantised_numbers_give_the_same_model(kind, tied, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", lanes.slow_but((Q4,), (Q8, Q4)))
 def test_quantised_numbers_are_the_unpacked_ones(kind, tmp_path):
     model = _model()
@@ -190,12 +192,14 @@ def test_quantised_numbers_are_the_unpacked_ones(kind, tmp_path):
     assert not torch.allclose(found, original, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_biases_are_seen(tmp_path):
     model = _model("llama", attention_bias=True)
     again = _loaded(dequantise(_write(tmp_path / "m.gguf", model)))
     torch.testing.assert_close(_logits(again), _logits(model), **SAME)
 
 
+@pytest.mark.slow
 def test_rows_left_in_the_stored_layout_would_show(tmp_path, monkeypatch):
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
@@ -209,6 +213,7 @@ def test_every_architecture_that_both_know_is_read():
     assert set(architectures()) == {"gemma3", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"}
 
 
+@pytest.mark.slow
 def test_the_tokenizer_and_the_generation_config_come_along(tmp_path):
     words = train_tokenizer([TEXT], VOCAB)
     folder = dequantise(_write(tmp_path / "m.gguf", _model(), tokenizer=words))
@@ -348,6 +353,7 @@ def test_a_gguf_file_is_a_model_like_any_other(tmp_path):
     assert tokenizer(TEXT)["input_ids"] == words(TEXT)["input_ids"]
 
 
+@pytest.mark.slow
 def test_models_by_name(tmp_path, monkeypatch):
     path = _write(tmp_path / "m.gguf", _model())
     folder = open_source(path).folder

@@ -79,6 +79,7 @@ def test_what_is_gone_is_as_good_as_zero(name):
     assert cost(plan_of(small)).attn_params < cost(plan_of(dense)).attn_params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes.slow_but(tiny.QUICK, DECODERS))
 @pytest.mark.parametrize("growing", [True, False])
 def test_caches_count_tokens_where_nothing_is_kept(name, growing):

@@ -93,6 +93,7 @@ def test_batches_of_one_length_share_their_surroundings(tmp_path):
     assert len(masks) == 1
 
 
+@pytest.mark.slow
 def test_planned_layers_run_in_the_stream(any_family, tmp_path):
     """Cut layers in the stream equal the cut model: heads keep some columns, MLPs some neurons."""
     model = tiny.narrowed(convert(tiny.stock(any_family)))

@@ -101,6 +101,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(HARMLESS))
 def test_what_older_files_hold_beside_the_weights_does_no_harm(saved, name):
     folder = saved(name)
@@ -111,6 +112,7 @@ def test_what_older_files_hold_beside_the_weights_does_no_harm(saved, name):
     refused(folder, "holds .*layers[.]0[.]extra[.]weight")  # the control
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "task", "head"),
     [

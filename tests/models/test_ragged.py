@@ -113,6 +113,7 @@ def test_static_cache_equals_uncached(model):
         assert torch.equal(made, expected)
 
 
+@pytest.mark.slow
 def test_beams_and_samples(model):
     inputs = tiny.padded(9, 3)
     options = {"max_new_tokens": 6, "num_beams": 4, "do_sample": False}

@@ -475,6 +475,7 @@ def test_sizes_that_no_plan_has_are_one_sentence(saved, change):
     assert "validation error" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

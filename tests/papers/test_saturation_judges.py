@@ -126,6 +126,7 @@ def _returns(short, long, wobble=0.001):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["quick", "full"])
 @pytest.mark.parametrize(
     ("short", "long", "verdict"),

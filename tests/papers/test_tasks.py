@@ -354,6 +354,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [11, 47])
 @pytest.mark.parametrize("rule", lanes.slow_but(("parity",), RULES))
 def test_the_rule_reaches_the_bayes_accuracy_and_loss_at_every_length(rule, length):

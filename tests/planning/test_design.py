@@ -47,6 +47,7 @@ def test_never_over_budget(policy, attention, cache, multiple, shape):
         assert all(w % multiple == 0 or w == shape.qk_dim for w in widths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", lanes.slow_but(("theory", "uniform"), sorted(POLICIES)))
 def test_more_budget_never_gives_a_smaller_plan(policy):
     spent = [

@@ -273,6 +273,7 @@ def test_a_traffic_budget_holds_where_it_is_stated():
     assert plans[1] < plans[4096] - 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["narrower-late", "wider-late", "random", "random:7"])
 def test_shares_spend_the_budget_and_no_more(policy):
     problem = make_problem(layers=6, rules=WidthRules("layer", 2), policy=policy)

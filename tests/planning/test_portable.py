@@ -120,6 +120,7 @@ def test_ways_are_those_that_all_targets_run():
     assert {(h.qk_dim, h.vo_dim) for x in found.layers for h in x.heads} == {(8, 8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "taken"), [("gguf-cuda", CUDA_WIDTHS), ("vllm-cpu", CPU_WIDTHS)]
 )

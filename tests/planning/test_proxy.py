@@ -102,6 +102,7 @@ def limits(**texts):
 FINE = DesignRules(multiple_of=2, ffn_multiple_of=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resource", ["params", "block_params", "flops", "traffic"])
 def test_limits_that_count_mlps_are_spent_on_heads_and_mlps(resource):
     budget = limits(**{resource: "85%"})

@@ -237,6 +237,7 @@ class TestPromises:
         curves, budgets = large_problem(kinds=7)
         assert solve(curves, budgets) == solve(curves, budgets)
 
+    @pytest.mark.slow
     def test_a_prepared_solver_answers_budgets_in_any_order_and_at_once(self):
         curves, budgets = large_problem(kinds=3)
         solver = Solver(curves, ("a", "b", "c"))

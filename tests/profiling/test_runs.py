@@ -95,6 +95,7 @@ def test_kills_at_random_moments_change_nothing(checkpoint, tmp_path, monkeypatc
     assert files(output) == files(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_processes_share_the_chunks(checkpoint, tmp_path):
     job = job_of(checkpoint)
     profile_model(job, tmp_path / "one")
@@ -153,6 +154,7 @@ def test_the_size_of_a_chunk_is_only_rounding(checkpoint, tmp_path):
         assert small.get(1, name) == pytest.approx(large.get(1, name), rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_a_broken_chunk_is_measured_again(checkpoint, tmp_path):
     job = job_of(checkpoint)
     profile_model(job, tmp_path / "whole")
@@ -177,6 +179,7 @@ def test_another_runs_chunks_are_refused(checkpoint, tmp_path):
         profile_model(other, output)
 
 
+@pytest.mark.slow
 def test_a_device_map_changes_nothing(checkpoint, tmp_path):
     profile_model(job_of(checkpoint), tmp_path / "plain")
     source = open_source(checkpoint / "model")
@@ -186,6 +189,7 @@ def test_a_device_map_changes_nothing(checkpoint, tmp_path):
     assert files(tmp_path / "plain") == files(tmp_path / "mapped")
 
 
+@pytest.mark.slow
 def test_weights_kept_elsewhere_change_nothing(checkpoint, tmp_path):
     """As with device_map="auto" and too little room on the device."""
     job = job_of(checkpoint)

@@ -79,6 +79,7 @@ def fit_words(choice):
     return [*words, *rules, *(["--no-cut-ffn"] if choice.mlps == "whole" else [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", lanes.slow_but(("partly rotary", "neurons"), KINDS))
 def test_answers_equal_the_command_line(made, headwise, tmp_path, kind):
     path = made.profile(tmp_path / "p", **KINDS[kind])
@@ -140,6 +141,7 @@ def test_plans_for_an_engine_are_those_of_the_command_line(made, headwise, tmp_p
         Answers(profile, targets=("stock",)).answer(choice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", lanes.slow_but(("plain",), KINDS))
 def test_a_saved_grid_holds_the_solvers_plans(made, tmp_path, kind):
     answers = Answers(Profile.read(made.profile(tmp_path / "p", **KINDS[kind])))

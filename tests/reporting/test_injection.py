@@ -78,6 +78,7 @@ def test_a_name_never_becomes_an_element(made, tmp_path, harmless, kind):
         assert theirs.bad == [], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", lanes.slow_but(("attribute", "end of script"), PAYLOADS))
 def test_a_drawing_is_valid_and_has_no_script(made, tmp_path, kind):
     record = read_comparison(write_everything(made, tmp_path / "in", PAYLOADS[kind])["compare"])
@@ -181,6 +182,7 @@ def test_markup_and_emoji_codes_are_only_text(capsys):
     assert ":bomb:" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_is_not_utf8_has_a_page(made, tmp_path):
     folder = broken_name(tmp_path)
     try:

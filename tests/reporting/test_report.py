@@ -117,6 +117,7 @@ def test_texts_are_named_with_one_pair_of_brackets():
     assert text_name(held) == "a.txt (held out, calibration domain)"
 
 
+@pytest.mark.slow
 def test_speeds_that_overlap_are_neither_good_nor_bad(made, tmp_path, headwise):
     def change(low, high):
         dense, cut = Rate(median=50, low=45, high=55), Rate(median=40, low=low, high=high)
@@ -187,6 +188,7 @@ def test_without_the_profile_the_plan_says_what_was_predicted(made, tmp_path):
     assert f"Predicted {predicted:+.3f}, measured" in report_html(source)
 
 
+@pytest.mark.slow
 def test_names_from_files_are_escaped(made, tmp_path, headwise):
     evil = "<script>alert(1)</script>&\"'"
     verification = made.verification()
@@ -212,6 +214,7 @@ def test_a_training_run(made, tmp_path, pages):
     assert "No step has been taken yet" in report_html(read_report_source(empty))
 
 
+@pytest.mark.slow
 def test_a_comparison_beside_a_cut_or_alone(made, tmp_path, headwise):
     path, file = made.cut(tmp_path / "small"), tmp_path / "compare.json"
     file.write_text(json.dumps(made.comparison()))
@@ -268,6 +271,7 @@ def test_wrong_input_is_one_sentence(made, tmp_path, headwise, monkeypatch, name
     assert not Path("r.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

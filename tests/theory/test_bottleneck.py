@@ -68,6 +68,7 @@ def test_two_tokens_need_one_dimension_by_hand() -> None:
     assert reaching_weights(np.eye(2), P, 1).error < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "head_dim"), [(3, 1), (5, 1), (5, 3), (7, 5)])
 def test_no_search_comes_closer_than_the_proof_allows(n: int, head_dim: int) -> None:
     witness = bottleneck_witness(n, head_dim)

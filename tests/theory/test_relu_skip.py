@@ -54,6 +54,7 @@ def test_the_constructed_example_is_found_and_absorbed(d: int, hidden: int) -> N
         assert np.abs(without - with_skip).max() <= 1e-12 * np.abs(with_skip).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "hidden"), SIZES)
 def test_random_and_perturbed_weights_never_absorb(d: int, hidden: int) -> None:
     for seed in range(50):

@@ -73,6 +73,7 @@ def test_a_damaged_row_is_one_sentence_with_its_line(metrics, line, message):
     assert len(str(found.value)) < 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     lanes.slow_but(

@@ -85,6 +85,7 @@ def test_without_a_folder_nothing_is_written(make_job, processes, whole, tmp_pat
     assert _same(_weights(job), whole[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", lanes.slow_but((5, 7), (2, 5, 7, 11)))
 def test_a_killed_run_goes_on_to_the_same_bits(make_job, processes, tmp_path, whole, step):
     folder = RunFolder(tmp_path / "r")
@@ -137,6 +138,7 @@ def test_all_checkpoints_damaged_is_an_error(make_job, processes, tmp_path):
         train_model(make_job(), processes, folder=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_at_the_step_boundary(make_job, processes, tmp_path, whole, number):
     folder = RunFolder(tmp_path / "r")
@@ -218,6 +220,7 @@ def test_a_batch_that_cannot_be_divided_is_refused(make_job, processes):
         train_model(make_job(accumulate=4), processes)
 
 
+@pytest.mark.slow
 def test_distillation_trains_only_what_requires_gradients(make_job, processes, tmp_path):
     """The loop as recovery uses it: a teacher's logits, scalars, some parameters frozen."""
     job = make_job()

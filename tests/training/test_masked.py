@@ -59,6 +59,7 @@ def run(tmp_path_factory):
     return folder, result
 
 
+@pytest.mark.slow
 def test_an_encoder_cannot_read_the_answer(run):
     """Next-token loss with bidirectional attention fell far below the entropy of the text."""
     _, result = run

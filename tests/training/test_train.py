@@ -56,6 +56,7 @@ def test_a_text_and_a_plan_become_a_model(tmp_path, capsys):
     assert train(PLAN, TEXT, tmp_path / "run", settings=SETTINGS) == result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_several_texts_are_trained_on_by_their_weights(tmp_path, causal):
     family = {} if causal else {"family": "bert", "causal": False, "n_kv_heads": 3}

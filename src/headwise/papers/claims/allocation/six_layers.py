@@ -87,9 +87,12 @@ def plan_of(p: Mapping[str, Any], seed: int) -> Plan:
             tuple(sorted(p["text"].items())),
             tuple(sorted(p["proxies"].items())),
         )
-        # The depth that proxies were asked for, in another order.
-        layers = _ordered(fitted, name, seed)
         shape = _shape(p, p["shape"]["heads"])
+        # Its heads alone: it was made for a model with MLPs, which this one may not have.
+        layers = tuple(
+            layer.model_copy(update={"ffn_dim": shape.ffn_dim})
+            for layer in _ordered(fitted, name, seed)
+        )
         return fitted.model_copy(update={"shape": shape, "layers": layers})
     if name == "theory":
         return rival_plan(name, _shape(p, p["shape"]["heads"]), SHARE, seed)
