@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.baselines.comparison import (
     Comparison,
     ComparisonFolder,
-    cut_settings,
+    made_by,
     run_comparison,
 )
 from headwise.baselines.record import CompareSettings, ComparisonRecord, read_comparison
@@ -79,7 +79,7 @@ def compare(
         "recover": recipe.recover,
         "profile_sha256": None,
     }
-    cells = ComparisonFolder(folder, lambda method: cut_settings(method).to_dict())
+    cells = ComparisonFolder(folder, made_by)
     later = ("recover", "profile_sha256")
     with resume_in_place(
         folder, "compare", inputs, force=force, reads=recipe.reads, later=later, command=command

@@ -251,10 +251,11 @@ class _Compression:
         if recipe.verify and not measured:
             raise self._nothing_held_out(data)
         profile = profile_at(self.profile_folder, source, calibration, recipe, self.progress)
+        recovery = self._recovery_tokens(profile)
         plan = given or fit_plan(
             profile,
             recipe.budget,
-            recipe.rules,
+            recipe.rules(recovered=bool(recovery)),
             policy=recipe.policy,
             command=self.command,
             targets=recipe.for_,
@@ -265,7 +266,8 @@ class _Compression:
                 return None
             return self._verify(folder, source, measured[:own], measured[own:])
 
-        self._cut(source, profile, plan, data, verified)
+        request = self._request(source, profile, plan, recovers=bool(recovery))
+        self._cut(request, data, recovery, verified)
         verification = verified(self.out)
         self.notes += note_report(self.out, self.profile_folder)
         record = read_cut_record(self.out)
@@ -303,31 +305,37 @@ class _Compression:
             f"verification; give {advice}."
         )
 
+    def _recovery_tokens(self, profile: Profile) -> int:
+        """Tokens to train the cut on; 0: none."""
+        record, recipe = profile.record, self.recipe
+        return recipe.amounts.recovery_tokens(
+            recipe.recover, record.tokens, recoverable=record.recoverable
+        )
+
+    def _request(
+        self, source: Source, profile: Profile, plan: Plan, *, recovers: bool
+    ) -> CutRequest:
+        recipe = self.recipe
+        fit = recipe.amounts.fit_steps(recipe.fit, recovers=recovers)
+        refit = recipe.amounts.refits(recipe.refit, recovers=recovers)
+        return CutRequest(source, profile, plan, CutSettings(refit=refit, fit=fit), self.command)
+
     def _cut(
         self,
-        source: Source,
-        profile: Profile,
-        plan: Plan,
+        request: CutRequest,
         data: Mixture | Images,
+        recovery: int,
         verified: Callable[[Path], object],
     ) -> None:
-        """The new folder, verified before it takes its place."""
-        recipe = self.recipe
+        """The new folder, trained on so many tokens, and verified before it takes its place."""
+        recipe, source = self.recipe, request.source
 
         def finish(folder: Path, made_from: Path | None) -> None:
             write_recipe(folder, recipe)
             write_card(folder, made_from, name=self.out.name)
             verified(folder)
 
-        recoverable = isinstance(data, Mixture) and not source.is_bidirectional
-        tokens = recipe.amounts.recovery_tokens(
-            recipe.recover, profile.record.tokens, recoverable=recoverable
-        )
-        fit = recipe.amounts.fit_steps(recipe.fit, recovers=bool(tokens))
-        refit = recipe.amounts.refits(recipe.refit, recovers=bool(tokens))
-        settings = CutSettings(refit=refit, fit=fit)
-        request = CutRequest(source, profile, plan, settings, self.command)
-        if not tokens:
+        if not recovery:
             cut_model(
                 request,
                 self.out,
@@ -343,8 +351,8 @@ class _Compression:
         else:
             drop_partial(folder)
         assert isinstance(data, Mixture)
-        how = RecoverSettings(tokens=tokens, split=recipe.split, train=recipe.train)
-        how = how.within(profile.record.settings["length"])
+        how = RecoverSettings(tokens=recovery, split=recipe.split, train=recipe.train)
+        how = how.within(request.profile.record.settings["length"])
         recovered = recover_model(
             folder,
             source,

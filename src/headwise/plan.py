@@ -238,6 +238,7 @@ class Origin(Frozen):
     profile_sha256: Word | None = None
     predicted_loss: float | None = None  # rise of the mean loss; None if no profile was used
     loss_unit: LossUnit | None = None
+    qk_weight: float | None = None  # of queries and keys against values, where it was not 1
     notes: tuple[Word, ...] = ()
 
     @field_validator("versions", mode="before")

@@ -126,7 +126,7 @@ def best_fit(profile: Profile | str | Path, recipe: FitRecipe, command: str = ""
     if rise is None and not budget.limited:
         raise BudgetError("a fit needs a budget such as --attn-params 75%, or --max-loss 0.05.")
     read = read_profile(profile)
-    problem = fit_problem(read, recipe.policy, recipe.rules)
+    problem = _problem(read, recipe)
 
     def solve(one: FitProblem) -> Fit:
         if rise is None:
@@ -135,6 +135,12 @@ def best_fit(profile: Profile | str | Path, recipe: FitRecipe, command: str = ""
 
     found = fit_for(problem, recipe.for_, solve)
     return replace(found, plan=with_origin(found.plan, read, command))
+
+
+def _problem(profile: Profile, recipe: FitRecipe) -> FitProblem:
+    """The problem of a fit; a cut of a model that predicts the next token will be recovered."""
+    rules = recipe.rules(recovered=profile.record.recoverable)
+    return fit_problem(profile, recipe.policy, rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ def sweep_recipe(profile: Profile | str | Path, recipe: FitRecipe, limits: str) 
         raise BudgetError("a sweep goes over budgets, so it takes no --max-loss; leave it out.")
     resource, budget = resource_named(recipe.resource), recipe.budget
     parts = [Limit.parse(part, f"--pareto ({resource})") for part in limits.split(",")]
-    problem = fit_problem(read_profile(profile), recipe.policy, recipe.rules)
+    problem = _problem(read_profile(profile), recipe)
 
     def at(one: Limit) -> Fit:
         limited = budget.model_copy(update={resource: one})

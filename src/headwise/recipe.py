@@ -29,7 +29,13 @@ from headwise.errors import BudgetError, HeadwiseError, did_you_mean, quoted, re
 from headwise.measure.record import Targets, VerifySettings
 from headwise.plan import RESOURCES, Budget, Limit, ModelShape
 from headwise.planning.families import new_shape
-from headwise.planning.rules import FIT_POLICIES, WidthRules, policy_and_seed
+from headwise.planning.rules import (
+    FIT_POLICIES,
+    RECOVERED_QK_WEIGHT,
+    WidthRules,
+    policy_and_seed,
+    qk_weight,
+)
 from headwise.profiling.settings import ProfileSettings
 from headwise.records import (
     Frozen,
@@ -113,6 +119,10 @@ TEXTS = (
 TRAIN = (
     "What recovery trains: attention (and the MLPs that were cut), norms (those and norms), all, "
     "or lora (low-rank additions, merged at the end; needs the lora extra)."
+)
+QK_WEIGHT = (
+    "Weight of queries and keys against values of the same sensitivity; recovery repairs them "
+    f"better, so they weigh less there [{RECOVERED_QK_WEIGHT:g} where it can follow, else 1]."
 )
 CONTEXT = "Context length for counting FLOPs and traffic [the model's]."
 BATCH = "Sequences decoded together, for counting traffic."
@@ -265,10 +275,12 @@ class Fitted(Budgets):
     cut_ffn: bool = option(_W.cut_ffn, "Also narrow MLPs, where a limit counts them.")
     context: int | None = option(None, CONTEXT, ge=1)
 
-    @property
-    def rules(self) -> WidthRules:
-        """Which widths a plan may have, and in which setting costs are counted."""
-        return WidthRules(**_fields(self, WidthRules))
+    qk_weight: float | None = option(None, QK_WEIGHT, gt=0)
+
+    def rules(self, *, recovered: bool) -> WidthRules:
+        """Which widths a plan may have, how they are compared, and where costs are counted."""
+        weight = qk_weight(self.qk_weight, recovered=recovered)
+        return WidthRules(**_fields(self, WidthRules) | {"qk_weight": weight})
 
 
 class NewShape(Budgets):
@@ -724,6 +736,7 @@ class ExploreOptions(CountedAt):
     save: Name | None = option(None, "Write the page as one file instead of serving it.")
     step: float = option(5.0, "With --save: percent between budgets.", ge=1, le=50)
     for_: Annotated[tuple[Engine, ...], BeforeValidator(_names)] = option((), FOR)
+    qk_weight: float | None = option(None, QK_WEIGHT, gt=0)
 
 
 class TokenOptions(CommandOptions):

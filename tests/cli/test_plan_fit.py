@@ -81,7 +81,7 @@ def test_pareto(headwise, profile):
 
 @pytest.mark.parametrize("policy", ["uniform", "narrower-late", "saturation", "energy"])
 def test_no_policy_predicts_less_than_the_sensitivities(headwise, profile, policy):
-    options = ("plan", "fit", profile, "--attn-params", "70%", "--json")
+    options = ("plan", "fit", profile, "--attn-params", "70%", "--qk-weight", "1", "--json")
     ours = json.loads(headwise(*options).out)["predicted"]["loss_increase"]
     done = headwise(*options, "--policy", policy)
     assert json.loads(done.out)["predicted"]["loss_increase"] > ours

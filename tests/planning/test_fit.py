@@ -17,6 +17,7 @@ from headwise.planning.fit import (
     least_fit,
     most_valuable,
     predicted_loss,
+    weighted_loss,
     width_curves,
 )
 from headwise.planning.rules import WidthRules
@@ -65,8 +66,9 @@ def test_budgets_are_kept_and_nearly_used(policy, resource):
     assert found.plan.origin.predicted_loss == found.loss_increase
 
 
-def test_no_plan_predicts_less_brute_force():
-    rules = WidthRules("head", multiple_of=2, min_dim=2)
+@pytest.mark.parametrize("weight", [1.0, 0.4])
+def test_no_plan_predicts_less_brute_force(weight):
+    rules = WidthRules("head", multiple_of=2, min_dim=2, qk_weight=weight)
     for seed in range(5):
         problem = make_problem(layers=2, groups=1, qk=6, vo=6, seed=seed, rules=rules)
         found = fit(problem, share(0.6))
@@ -82,8 +84,23 @@ def test_no_plan_predicts_less_brute_force():
                 layers.append(LayerPlan(heads=(head.model_copy(update=change),)))
             plan = problem.template.model_copy(update={"layers": tuple(layers)})
             if cost(plan).attn_params <= 0.6 * cost(problem.template).attn_params:
-                best = min(best, predicted_loss(problem, plan))
-        assert found.loss_increase == pytest.approx(best, rel=1e-12)
+                best = min(best, weighted_loss(problem, plan))
+        assert weighted_loss(problem, found.plan) == pytest.approx(best, rel=1e-12)
+        assert found.loss_increase == predicted_loss(problem, found.plan)
+
+
+def test_a_light_query_key_side_is_cut_first_and_still_predicted_in_full():
+    plain, light = (
+        fit(make_problem(rules=WidthRules("head", 2, qk_weight=w)), share(0.7)) for w in (1, 0.3)
+    )
+    keys = [sum(layer.key_width for layer in f.plan.layers) for f in (plain, light)]
+    assert keys[1] < keys[0]
+    assert light.loss_increase > plain.loss_increase
+    assert (plain.plan.origin.qk_weight, light.plan.origin.qk_weight) == (None, 0.3)
+    # Only what goes by sensitivity has a weight.
+    rules = WidthRules("head", 2, qk_weight=0.3)
+    uniform = fit(make_problem(rules=rules, policy="uniform"), share(0.7))
+    assert uniform.plan == fit(make_problem(policy="uniform"), share(0.7)).plan
 
 
 def test_more_budget_never_predicts_more_loss():

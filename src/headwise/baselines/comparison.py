@@ -73,7 +73,7 @@ from headwise.models.build import inner, replaced_projections
 from headwise.plan import Budget, Limit
 from headwise.planning.cost import dense_cost
 from headwise.planning.fit import fit
-from headwise.planning.rules import WidthRules
+from headwise.planning.rules import WidthRules, qk_weight
 from headwise.profiling.format import Profile
 from headwise.profiling.source import load_for_profiling
 from headwise.profiling.worth import fit_problem
@@ -200,6 +200,12 @@ def cut_settings(method: str) -> CutSettings:
     return CutSettings(refit=False, fit=0) if is_recovered(method) else CutSettings()
 
 
+def made_by(method: str) -> dict[str, Any]:
+    """What our cells of a method depend on besides the comparison's settings."""
+    weight = qk_weight(None, recovered=is_recovered(method))
+    return {**cut_settings(method).to_dict(), "qk_weight": weight}
+
+
 class Bench:
     """The dense model with its texts, into which one method after another is put."""
 
@@ -244,7 +250,7 @@ class Bench:
             params=size.params,
             share=spent / self.dense_params.counted(counts),
             texts=tuple(_score(s, nll) for s, nll in zip(scores, self.reference, strict=True)),
-            cut=None if method in self.rivals else cut_settings(method).to_dict(),
+            cut=None if method in self.rivals else made_by(method),
             recovery=self.job.recovery if is_recovered(method) else None,
         )
 
@@ -278,6 +284,7 @@ class Bench:
             job.settings.multiple_of,
             ffn_multiple_of=job.settings.ffn_multiple_of,
             cut_ffn=not leaves_mlps(method),
+            qk_weight=qk_weight(None, recovered=is_recovered(method)),
         )
         plan = fit(fit_problem(job.profile, policy, rules), whole).plan
         origin = plan.origin.model_copy(update={"profile_sha256": job.profile.sha256})

@@ -28,7 +28,7 @@ def explore(options: ExploreOptions, common: Common) -> None:
         if options.open:
             raise HeadwiseError("--open is for the served page; leave it out, or leave out --save.")
     read = Profile.read(Path(options.profile))
-    answers = Answers(read, options.context, options.batch, options.for_)
+    answers = Answers(read, options.context, options.batch, options.for_, options.qk_weight)
     if options.save is not None:
         _save(answers, options, Path(options.save), common)
     else:

@@ -20,8 +20,11 @@ import numpy as np
 
 from headwise.data.text import Text
 from headwise.data.tokens import refuse_unknown_tokens, token_ids
+from headwise.devices import Dtype, chosen_device, has_bf16_products
 from headwise.errors import HeadwiseError
 from headwise.measure.likelihood import model_context, start_token
+from headwise.plan import Plan
+from headwise.planning.cost import dense_cost
 from headwise.progress import Progress, silent
 from headwise.records import Record, read_record, write_record
 from headwise.runs import drop_partial, resume
@@ -109,8 +112,8 @@ def _without_defaults(model: Any) -> Iterator[None]:
 
 SELF_TEXT_RECORD = "self-text.json"
 NAME = "self-text"
-TOGETHER = 16  # sequences drawn side by side
-LENGTH = 512  # tokens of a sequence, or the context where that is shorter
+TOGETHER = 128  # sequences drawn side by side, fewer where their caches outweigh the model
+LENGTH = 256  # tokens of a sequence, or the context where that is shorter
 
 
 class SelfTextRecord(Record):
@@ -131,7 +134,7 @@ def write_self_text(
     """Generate at least `tokens` tokens and save them in `folder`; resumes after a kill."""
     source.refuse_bidirectional("--self-text")
     length = min(LENGTH, source.plan.shape.context)
-    together = min(TOGETHER, -(-tokens // length))
+    together = min(_side_by_side(source.plan, length), -(-tokens // length))
     inputs = {
         "model": source.name,
         "weights_sha256": source.weights_sha256,
@@ -141,7 +144,7 @@ def write_self_text(
     }
     with resume(folder, NAME, inputs, record=SELF_TEXT_RECORD) as run:
         if not run.finished:
-            model: Any = source.load("causal-lm", device="cpu", dtype="fp32")
+            model = _writer(source)
             parts = [f"drawn-{i:05d}" for i in range(-(-tokens // (together * length)))]
             for i, name in enumerate(parts):
                 progress("writing text", i, len(parts))
@@ -202,23 +205,44 @@ def _start(source: Source) -> int:
     return int(first)
 
 
+def _side_by_side(plan: Plan, length: int) -> int:
+    """Sequences whose caches together weigh at most as much as the model."""
+    dense = dense_cost(plan.shape)
+    weights = dense.params * plan.shape.weight_dtype_bytes
+    return max(1, min(TOGETHER, weights // max(1, dense.kv_bytes * length)))
+
+
+def _writer(source: Source) -> Any:
+    """The model in headwise's own attention, which decodes without copies of a static cache."""
+    from headwise.models.build import convert
+
+    device = chosen_device("auto")
+    dtype: Dtype = "bf16" if has_bf16_products(device) else "fp32"
+    model = source.load("causal-lm", device=device, dtype=dtype)
+    return model if source.is_headwise else convert(model, weights="share")
+
+
 def _draw(model: Any, first: int, shape: tuple[int, int], seed: tuple[int, int]) -> Any:
     """Sequences × tokens, without the token that begins each."""
     import torch
+    from transformers import StaticCache
 
     sequences, length = shape
     generator = torch.Generator().manual_seed(seed[0] * 1_000_003 + seed[1])
-    newest, cache, drawn = torch.full((sequences, 1), first), None, []
+    newest, drawn = torch.full((sequences, 1), first, device=model.device), []
+    cache = StaticCache(config=model.config, max_cache_len=length)
     with torch.inference_mode():
         for _ in range(length):
-            found = model(input_ids=newest, past_key_values=cache, use_cache=True)
-            cache = found.past_key_values
-            likely = found.logits[:, -1].float().softmax(-1)
-            if not bool(torch.isfinite(likely).all()):
+            logits = model(input_ids=newest, past_key_values=cache, use_cache=True).logits[:, -1]
+            edges = logits.float().softmax(-1).cumsum(-1)
+            if not bool(torch.isfinite(edges[:, -1]).all()):
                 raise HeadwiseError(
                     "the model's predictions are NaN or infinite; its weights are broken or "
                     "overflow."
                 )
-            newest = torch.multinomial(likely, 1, generator=generator)
+            # One number per sequence, which falls between two edges: torch.multinomial draws one
+            # for every word of the vocabulary.
+            place = torch.rand(sequences, 1, generator=generator).to(edges.device) * edges[:, -1:]
+            newest = torch.searchsorted(edges, place, right=True).clamp_(max=edges.shape[-1] - 1)
             drawn.append(newest)
-    return torch.cat(drawn, 1).clone().to(torch.int32)
+    return torch.cat(drawn, 1).clone().to("cpu", torch.int32)

@@ -155,7 +155,7 @@ class FitProblem:
     sensitivity: Worths
     rules: WidthRules
     policy: str = "sensitivity"
-    worth: Worths | None = None  # None: the sensitivity itself
+    worth: Worths | None = None  # None: the sensitivity, by the rules' weights
     loss_unit: LossUnit | None = None  # of what the sensitivities predict
     fixed_groups: bool = False  # no group may go or change its place
     # The sensitivity of every neuron of every MLP, None: not measured; what the policy goes by.
@@ -188,9 +188,26 @@ class FitProblem:
         return within_budget(plan, budget, self.context, self.rules.batch)
 
     @cached_property
+    def weighted(self) -> Worths:
+        """The sensitivities, of queries and keys by their weight in the rules."""
+        weight = self.rules.qk_weight
+        if weight == 1:
+            return self.sensitivity
+
+        def less(head: HeadWorth) -> HeadWorth:
+            return replace(head, planes=weight * head.planes, free=weight * head.free)
+
+        return tuple(tuple(less(head) for head in layer) for layer in self.sensitivity)
+
+    @property
+    def valued(self) -> Worths:
+        """What the policy goes by."""
+        return self.worth or self.weighted
+
+    @cached_property
     def curves(self) -> dict[Place, WidthCurve]:
         """The policy's value of each width; MLPs after the heads."""
-        heads = width_curves(self.worth or self.sensitivity, self.rules)
+        heads = width_curves(self.valued, self.rules)
         if self.neurons is None or not self.rules.cut_ffn:
             return heads
         return heads | neuron_curves(self.neuron_worth or self.neurons, self.rules)
@@ -214,7 +231,7 @@ class FitProblem:
             return WidthSolver(costs, self.curves)
         remains = {
             (i, j): head.total - head.whole
-            for i, layer in enumerate(self.worth or self.sensitivity)
+            for i, layer in enumerate(self.valued)
             for j, head in enumerate(layer)
             if drops
         }
@@ -246,8 +263,13 @@ def fit(problem: FitProblem, budget: Budget) -> Fit:
     assert problem.allows(plan, budget), "a fit went over its budget"
     loss = predicted_loss(problem, plan)
     notes = (UNMEASURED,) if problem.neurons is None and problem.rules.cut_ffn else ()
+    weight = problem.rules.qk_weight if problem.policy == "sensitivity" else 1.0
     origin = Origin(
-        policy=problem.policy, predicted_loss=loss, loss_unit=problem.loss_unit, notes=notes
+        policy=problem.policy,
+        predicted_loss=loss,
+        loss_unit=problem.loss_unit,
+        qk_weight=None if weight == 1 else weight,
+        notes=notes,
     )
     return Fit(plan.model_copy(update={"origin": origin}), loss, gap)
 
@@ -301,8 +323,17 @@ def least_fit(problem: FitProblem, max_loss: float, resource: Resource, budget: 
 
 def predicted_loss(problem: FitProblem, plan: Plan) -> float:
     """The predicted increase of the mean loss: ½ · Σ of the dropped sensitivities."""
+    return _dropped(problem, problem.sensitivity, plan)
+
+
+def weighted_loss(problem: FitProblem, plan: Plan) -> float:
+    """The same with queries and keys by their weight, by which plans are compared."""
+    return _dropped(problem, problem.weighted, plan)
+
+
+def _dropped(problem: FitProblem, worths: Worths, plan: Plan) -> float:
     dropped = 0.0
-    for i, layer in enumerate(problem.sensitivity):
+    for i, layer in enumerate(worths):
         cut = plan.layers[i].by_source
         for j, worth in enumerate(layer):
             dense, head = problem.template.layers[i].heads[j], cut.get(j)

@@ -29,7 +29,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headwise.errors import BudgetError, PlanError
-from headwise.planning.fit import Fit, FitProblem, HeadWorth, Worths, ranking
+from headwise.planning.fit import (
+    Fit,
+    FitProblem,
+    HeadWorth,
+    Worths,
+    ranking,
+    weighted_loss,
+)
 from headwise.planning.rules import WidthRules
 from headwise.planning.targets import Kernels, kernels_of, target_of
 
@@ -127,7 +134,7 @@ def fit_for(
             f"no plan within the budget runs in {' and '.join(targets)} ({'; '.join(problems)}); "
             "raise the budget, or leave out --for."
         )
-    way, best = min(found, key=lambda one: one[1].loss_increase)
+    way, best = min(found, key=lambda one: weighted_loss(problem, one[1].plan))
     return _noted(best, way, targets, _free_loss(problem, solve))
 
 

@@ -5,11 +5,16 @@ Light on import: the command line's help reads it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headwise.errors import PlanError, did_you_mean, quoted
 
 GRANULARITIES = ("layer", "head", "model")
+# Training repairs dropped query-key directions better than dropped value directions: in a cut that
+# is recovered they count this much of their sensitivity (docs/compress.md, "What the allocation
+# brings").
+RECOVERED_QK_WEIGHT = 0.4
 FIT_POLICIES = (
     "sensitivity",
     "uniform",
@@ -19,6 +24,11 @@ FIT_POLICIES = (
     "energy",
     "random",
 )
+
+
+def qk_weight(given: float | None, *, recovered: bool) -> float:
+    """The weight of queries and keys: the given one, or what suits a cut that is recovered."""
+    return given if given is not None else RECOVERED_QK_WEIGHT if recovered else 1.0
 
 
 def policy_and_seed(policy: str) -> tuple[str, int]:
@@ -58,6 +68,7 @@ class WidthRules:
     cut_ffn: bool = True  # MLPs may be narrowed, where a limit counts them
     widths: tuple[int, ...] | None = None  # heads are as wide as one of these; None: any multiple
     one_ffn_dim: bool | None = None  # one width for all MLPs; None: with granularity model
+    qk_weight: float = 1.0  # of query-key directions, where a policy goes by sensitivity
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:
@@ -71,7 +82,8 @@ class WidthRules:
             raise PlanError(
                 f"batch and context must be at least 1, got {self.batch} and {self.context}."
             )
-
+        if not 0 < self.qk_weight < math.inf:
+            raise PlanError(f"qk-weight must be a number above 0, got {self.qk_weight:g}.")
         if self.max_classes is not None and self.max_classes < 1:
             raise PlanError(f"max-classes must be at least 1, got {self.max_classes}.")
 

@@ -104,6 +104,11 @@ class ProfileRecord(Record):
         )
 
     @property
+    def recoverable(self) -> bool:
+        """Whether a cut of the model can be trained: it predicts the next token."""
+        return self.objective == "next-token"
+
+    @property
     def unit(self) -> LossUnit:
         """The unit of the loss and of its predicted rise."""
         units: dict[str, LossUnit] = {

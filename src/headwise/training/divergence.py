@@ -73,4 +73,4 @@ class _Divergence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * gradients[0], None, None, None
+        return gradient.mul_(gradients[0]), None, None, None  # in place: it is used once

@@ -25,7 +25,7 @@ from headwise.plan import PLAN_FORMAT, RESOURCES, Budget, Cost, Limit, Plan, Res
 from headwise.planning.cost import SIDES, dense_cost, neuron_cost, unit_cost
 from headwise.planning.fit import FitProblem, fit, neuron_curves, width_curves
 from headwise.planning.portable import BY_LAYER, WIDTH, WIDTHS, fit_for, tied, ways_for
-from headwise.planning.rules import GRANULARITIES, WidthRules
+from headwise.planning.rules import GRANULARITIES, WidthRules, qk_weight
 from headwise.planning.targets import runs_in
 from headwise.planning.widths import side_of
 from headwise.profiling.format import Profile
@@ -104,7 +104,8 @@ class Choice:
 class Answers:
     """A profile, ready to answer choices for plans that run at one context and batch.
 
-    With `targets`, engines that must run the plans, widths are tied as they need.
+    With `targets`, engines that must run the plans, widths are tied as they need. `weight` is that
+    of queries and keys.
     """
 
     def __init__(
@@ -113,8 +114,11 @@ class Answers:
         context: int | None = None,
         batch: int = 1,
         targets: tuple[str, ...] = (),
+        weight: float | None = None,
     ) -> None:
         self.profile, self.context, self.batch = profile, context, batch
+        self.weight = qk_weight(weight, recovered=profile.record.recoverable)
+        self.told_weight = weight
         self.targets, ways = targets, ways_for(targets)
         # Ways that tie widths do not ask how wide heads may be.
         self.granularities = (_DEFAULT.granularity,) if ways else GRANULARITIES
@@ -142,6 +146,7 @@ class Answers:
             context=self.context,
             batch=self.batch,
             cut_ffn=choice.mlps == "cut",
+            qk_weight=self.weight,
         )
 
     def _answer(self, choice: Choice) -> dict[str, Any]:
@@ -231,6 +236,8 @@ def model_facts(answers: Answers, where: str) -> dict[str, Any]:
         "plan": {"format": PLAN_FORMAT, **profile.plan.to_dict()},
         "dense": answers.dense.model_dump(),
         "context": answers.context,
+        "qk_weight": answers.weight,
+        "told_qk_weight": answers.told_weight,
         "granularities": list(answers.granularities),
         "mlps": list(answers.mlps),
         "targets": list(answers.targets),

@@ -111,6 +111,7 @@ function planOf({ choice, answer }) {
     profile_sha256: facts.profile_sha256,
     predicted_loss: answer.loss,
     loss_unit: facts.unit,
+    ...(facts.qk_weight === 1 ? {} : { qk_weight: facts.qk_weight }),
     notes: [...facts.notes, ...answer.notes],
   };
   return { ...facts.plan, layers: packed(cut), origin };
@@ -129,6 +130,7 @@ function fitCommand(choice) {
   if (choice.multiple_of !== 8) words.push("--multiple-of", String(choice.multiple_of));
   for (const target of facts.targets) words.push("--for", target);
   if (facts.context !== null) words.push("--context", String(facts.context));
+  if (facts.told_qk_weight !== null) words.push("--qk-weight", String(facts.told_qk_weight));
   if (facts.dense.batch > 1) words.push("--batch", String(facts.dense.batch));
   return [...words, "-o", "plan.json"].map(quoted).join(" ");
 }
